@@ -10,7 +10,7 @@ from dalle_lean.errors import UserError
 from tests.training.runs import saved_progress, weights
 from tests.training.several import CASES, LAMB, QUICK, learnt, run_together, tiny_recipe, train_recipe
 from training.run.processes import Processes, open_processes
-from training.run.recipe import load_recipe
+from training.run.recipe import DataRecipe, MemoryRecipe, Recipe, load_recipe
 from training.step.data_parallel import use_fsdp
 from training.trainer import train
 
@@ -88,6 +88,12 @@ def test_a_batch_that_processes_cannot_share_equally_is_refused():
 def test_a_share_has_as_many_samples_at_once_as_the_whole_batch():
     share = tiny_recipe("keep", LAMB).share_of(2)
     assert (share.data.batch_size, share.memory.micro_batches) == (4, 2)
+
+
+def test_a_share_that_its_micro_batches_do_not_divide_has_more_of_them():
+    recipe = Recipe(data=DataRecipe(batch_size=18), memory=MemoryRecipe(micro_batches=3))
+    share = recipe.share_of(2)
+    assert (share.data.batch_size, share.memory.micro_batches) == (9, 3)
 
 
 def test_processes_cannot_share_a_gpu(monkeypatch):

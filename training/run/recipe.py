@@ -272,10 +272,13 @@ class Recipe:
         """
         if self.data.batch_size % world:
             raise UserError(f"batch_size = {self.data.batch_size}: must be a multiple of the {world} processes")
+        share, fewest = self.data.batch_size // world, -(-self.memory.micro_batches // world)
         return dataclasses.replace(
             self,
-            data=dataclasses.replace(self.data, batch_size=self.data.batch_size // world),
-            memory=dataclasses.replace(self.memory, micro_batches=-(-self.memory.micro_batches // world)),
+            data=dataclasses.replace(self.data, batch_size=share),
+            memory=dataclasses.replace(
+                self.memory, micro_batches=next(parts for parts in range(fewest, share + 1) if share % parts == 0)
+            ),
         )
 
     def training_setup(self, device: str = "cuda") -> TrainingSetup:

@@ -161,6 +161,12 @@ class TimingSection:
             )
 
 
+def check_precision(precision: str) -> None:
+    """UserError unless the weights of a model in this precision are float32."""
+    if precision == "bf16-weights":
+        raise UserError("precision = 'bf16-weights': a swarm averages float32 weights; choose fp32, bf16 or fp16")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SwarmSettings:
     """The content of a swarm.toml."""
@@ -176,8 +182,7 @@ class SwarmSettings:
                 f"optimizer name = {self.recipe.optimizer.name!r}: a swarm shares the state of LAMB; name a recipe "
                 'with name = "lamb", and a learning rate for it, with --config'
             )
-        if self.recipe.memory.precision == "bf16-weights":
-            raise UserError("precision = 'bf16-weights': a swarm averages float32 weights; choose fp32, bf16 or fp16")
+        check_precision(self.recipe.memory.precision)
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> Self:

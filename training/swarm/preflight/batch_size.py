@@ -16,12 +16,13 @@ import torch
 from dalle_lean import Dalle
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
+from dalle_lean.memory.cost import Cost
 from dalle_lean.precision import effective_precision
 from training.data.loader import Batch
 from training.run.recipe import MemoryRecipe
 from training.step.data_parallel import replicated_plan
 from training.step.gradients import GradientComputer
-from training.swarm.config import SwarmSettings
+from training.swarm.config import SwarmSettings, check_precision
 
 REPORT_S = 3.0
 """Compute time between two reports to the others: frequent enough to show progress, at negligible cost."""
@@ -81,15 +82,22 @@ def free_memory(device: torch.device) -> Memory:
 
 
 def state_bytes(settings: SwarmSettings) -> int:
-    """Size of the state that a newcomer downloads: weights and optimizer statistics."""
+    """Size of the state that a newcomer downloads: weights and the shared optimizer's statistics."""
     cost = cost_of(settings.model, MemoryRecipe(offload_optimizer=True), setup_of(settings, "fp32", 1))
-    return 4 * cost.parameters + cost.host.optimizer_state
+    return 4 * cost.parameters + statistics_bytes(settings, cost)
+
+
+def statistics_bytes(settings: SwarmSettings, cost: Cost) -> int:
+    """Size of the statistics of the optimizer that all peers share; in "diloco" mode, the outer one's momentum."""
+    if settings.wire.mode == "diloco":
+        return 4 * cost.parameters if settings.wire.outer_momentum else 0
+    return cost.host.optimizer_state
 
 
 def setup_of(settings: SwarmSettings, precision: str, samples: int) -> TrainingSetup:
     """A step as the memory calculator sees it; as on CUDA, since the optimizer is always on the host."""
-    optimizer = "lamb8bit" if settings.recipe.optimizer.eight_bit else "lamb"
-    return TrainingSetup.of_precision(precision, batch=samples, optimizer=optimizer, device="cuda")
+    setup = settings.recipe.override(precision=precision).training_setup()
+    return dataclasses.replace(setup, batch=samples)
 
 
 def memory_needed(settings: SwarmSettings, memory: MemoryRecipe, samples: int, device_type: str) -> Memory:
@@ -98,7 +106,8 @@ def memory_needed(settings: SwarmSettings, memory: MemoryRecipe, samples: int, d
     cost = cost_of(settings.model, plan, setup_of(settings, memory.precision, samples))
     parameters = 4 * cost.parameters
     on_device = cost.peak_bytes + parameters  # hivemind accumulates gradients there
-    ram = PROCESS_BYTES + HOST_COPIES * parameters + 2 * cost.host.optimizer_state
+    inner = cost.host.optimizer_state if settings.wire.mode == "diloco" else 0
+    ram = PROCESS_BYTES + HOST_COPIES * parameters + 2 * statistics_bytes(settings, cost) + inner
     if device_type == "cpu":
         on_device = ram = on_device + ram
     return Memory(device_bytes=on_device, ram_bytes=ram, shared_bytes=SHARED_COPIES * parameters)
@@ -137,6 +146,7 @@ def plan_batch(
     precision = effective_precision(
         device.type, precision or usable_precision(settings.recipe.memory.precision, device)
     )
+    check_precision(precision)
     memory = dataclasses.replace(settings.recipe.memory, precision=precision, offload_optimizer=True, micro_batches=1)
     if ranks > 1:
         memory = replicated_plan(memory)

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dalle_lean.errors import UserError
 from dalle_lean.memory import TrainingSetup, cost_of
-from training.run.recipe import Recipe, load_recipe
+from training.run.recipe import OptimizerRecipe, Recipe, load_recipe
 from training.swarm.config import SwarmSettings, WireSection
 from training.swarm.optimizer.build import make_lamb
+from training.swarm.optimizer.diloco import make_outer
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.preflight import batch_size
 from training.swarm.preflight.batch_size import (
@@ -101,6 +103,11 @@ def test_more_samples_at_once_are_taken_only_where_they_are_faster(settings, mon
     assert plan.samples_at_once == 8
 
 
+def test_weights_of_another_type_than_the_swarms_are_refused(settings):
+    with pytest.raises(UserError, match="a swarm averages float32 weights"):
+        plan_batch(settings, CPU, there(RAM), precision="bf16-weights")
+
+
 def test_it_is_measured_on_the_real_model(settings):
     tiny = dataclasses.replace(
         settings, recipe=dataclasses.replace(settings.recipe, model={**settings.recipe.model, "num_layers": 2})
@@ -110,9 +117,20 @@ def test_it_is_measured_on_the_real_model(settings):
     assert plan.batch_size == 2
 
 
-def test_the_state_is_as_large_as_the_optimizers(settings):
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (make_lamb, {}),
+        (make_lamb, {"recipe": {"optimizer": OptimizerRecipe(min_eight_bit_numel=10**9)}}),
+        (make_outer, {"wire": {"mode": "diloco", "inner_steps": 4}}),
+        (make_outer, {"wire": {"mode": "diloco", "inner_steps": 4, "outer_momentum": 0.0}}),
+    ],
+)
+def test_the_state_is_as_large_as_the_optimizers(settings, make, changes):
+    parts = {name: dataclasses.replace(getattr(settings, name), **values) for name, values in changes.items()}
+    settings = dataclasses.replace(settings, **parts)
     model = build_model(settings)
-    optimizer = make_lamb(settings, [{"params": list(model.parameters())}])
+    optimizer = make(settings, [{"params": list(model.parameters())}])
     tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     real = sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *tensors])
     assert state_bytes(settings) == pytest.approx(real, rel=0.02)
