@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any
 
 import torch
 
@@ -70,21 +70,6 @@ class Progress(StepCount):
         return words
 
 
-class Inputs(TypedDict, total=False):
-    """What a run may have besides its data and recipe."""
-
-    tokenizer: Path | None
-    """A tokenizer.json; by default `init`'s, else one trained on the captions."""
-    heldout: str | Path | None
-    """Shards to measure on; by default a share of the data, which is not trained on."""
-    vqgan: Path | None
-    """Folder of the VQGAN that made the codes; it draws samples and goes into the model folder."""
-    init: Path | None
-    """A model folder to start from, whose model replaces the recipe's."""
-    parallel: str | None
-    """"ddp", "fsdp" or None; see training.step.data_parallel.use_fsdp."""
-
-
 def train(
     data: str | Path,
     out: Path,
@@ -93,12 +78,13 @@ def train(
     device: str = "cpu",
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
-    **inputs: Unpack[Inputs],
+    **inputs: Any,
 ) -> Progress:
     """Train on the shards `data`, or continue the run that `out` holds, and return its progress.
 
     Args:
         data: a folder or its URL; see training.data.catalog.find_shards.
+        inputs: tokenizer, heldout, vqgan, init and parallel, as of `DalleRun`.
         device: "cpu", "cuda" or a GPU; with torchrun, every process calls this and takes its own GPU.
         max_minutes: time limit, start-up included; the run is saved then, and the same call continues it.
         on_progress: called after each step with (samples done, total samples, note).
@@ -115,7 +101,15 @@ def train(
 
 
 class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
-    """A run with its parts checked against each other, in the state of its folder; see `train` and `Inputs`."""
+    """A run with its parts checked against each other, in the state of its folder; see `train`.
+
+    Args:
+        tokenizer: a tokenizer.json; by default `init`'s, else one trained on the captions.
+        heldout: shards to measure on; by default a share of the data, which is not trained on.
+        vqgan: folder of the VQGAN that made the codes; it draws samples and goes into the model folder.
+        init: a model folder to start from, whose model replaces the recipe's.
+        parallel: "ddp", "fsdp" or None; see training.step.data_parallel.use_fsdp.
+    """
 
     unit = "samples"
     model: Dalle

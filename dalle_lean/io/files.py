@@ -135,7 +135,7 @@ def read_format(path: str | Path, expected: str, limit_bytes: int = MOST_BYTES) 
     return content
 
 
-def parse(loads: Callable[[str], Any], text: str, complaint: str) -> Any:
+def parse(loads: Callable[[Any], Any], text: str | bytes, complaint: str) -> Any:
     """`loads(text)`; UserError, which begins with `complaint`, where it fails and beyond MAX_DEPTH levels of nesting.
 
     loads: parses JSON or TOML; raises ValueError.

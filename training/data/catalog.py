@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,9 @@ from dalle_lean.io.remote_errors import storage_of
 from dalle_lean.io.remote_io import Patience, RemoteFile
 from dalle_lean.progress import OnNotice, silent
 from dalle_lean.require import require
-from preprocessing.shards.files import Counts, DatasetInfo, parse_manifest, read_dataset_info
+from preprocessing.shards.files import DatasetInfo, parse_manifest, read_dataset_info
 
 HUB = "hf://datasets/"
-
-
-@dataclass(frozen=True)
-class Codes:
-    """What the codes of a data set without `dataset.json` mean, such as the published one's."""
-
-    image_side: int
-    codebook_size: int
-    vqgan: str
-    """Fingerprint of the VQGAN that made them."""
-    picture_side: int
-    """Pixels along one side of a picture."""
 
 
 @dataclass
@@ -74,7 +62,11 @@ class ShardSet:
 
 
 def find_shards(
-    source: str | Path, *, codes: Codes | None = None, patience: Patience | None = None, on_notice: OnNotice = silent
+    source: str | Path,
+    *,
+    codes: DatasetInfo | None = None,
+    patience: Patience | None = None,
+    on_notice: OnNotice = silent,
 ) -> ShardSet:
     """Find the shards of `source`, a folder or its URL, without reading them.
 
@@ -95,7 +87,8 @@ def find_shards(
     else:
         try:
             content = patience.insist(name, partial(read_file, f"{name}/dataset.json"), on_notice)
-            info = read_info(name, content)
+            path = f"{name}/dataset.json"
+            info = parse_manifest(parse(json.loads, content, f"{path} is not JSON"), path)
         except FileNotFoundError:
             if codes is None or not name.startswith(HUB):
                 raise UserError(
@@ -103,7 +96,7 @@ def find_shards(
                     "[model] sets image_side and image_vocab_size"
                 ) from None
             paths = patience.insist(name, partial(published_files, name.removeprefix(HUB)), on_notice)
-            info = DatasetInfo(**asdict(codes), counts=Counts(), shards=())
+            info = codes
             content = "\n".join(paths).encode()
         fingerprint = hashlib.sha256(content).hexdigest()
     rows: tuple[int | None, ...] = tuple(shard.rows for shard in info.shards)
@@ -128,16 +121,6 @@ def read_file(url: str) -> bytes:
     if len(content) > MOST_BYTES:
         raise UserError(f"{url} is larger than {MOST_BYTES:,} bytes: it is not a dataset.json")
     return content
-
-
-def read_info(name: str, content: bytes) -> DatasetInfo:
-    """Parse a remote `dataset.json`; ValueError if it is invalid."""
-    path = f"{name}/dataset.json"
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: {error}") from None
-    return parse_manifest(parse(json.loads, text, f"{path} is not JSON"), path)
 
 
 def published_files(name: str) -> tuple[str, ...]:

@@ -50,12 +50,6 @@ class TrainingData:
     identity: str = ""
     caption_dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.shuffle_buffer < 1 or self.shuffle_shards < 1:
-            raise UserError(
-                f"shuffle_buffer={self.shuffle_buffer}, shuffle_shards={self.shuffle_shards}: must be at least 1"
-            )
-
     @classmethod
     def of_recipe(cls, shards: ShardSet, recipe: DataRecipe, **changes: Any) -> Self:
         """The fields that are not in `changes` come from the recipe."""

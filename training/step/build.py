@@ -8,8 +8,8 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import read_json
 from dalle_lean.io.model_folder import bundled_model, check_parts
-from preprocessing.shards.files import DatasetInfo
-from training.data.catalog import Codes, ShardSet
+from preprocessing.shards.files import Counts, DatasetInfo
+from training.data.catalog import ShardSet
 from training.run.recipe import Recipe
 
 
@@ -58,16 +58,18 @@ def holds_vqgan_of(model_folder: Path, info: DatasetInfo) -> bool:
     return (folder / "config.json").exists() and VQGAN.load(folder).reads_codes_of(info.vqgan)
 
 
-def stated_codes(recipe: Recipe, vqgan: Path | None) -> Codes | None:
+def stated_codes(recipe: Recipe, vqgan: Path | None) -> DatasetInfo | None:
     """What the codes of a data set without dataset.json mean, if recipe and VQGAN say so."""
     if vqgan is None or not {"image_side", "image_vocab_size"} <= set(recipe.model):
         return None
     encoder = VQGAN.load(vqgan)
-    return Codes(
+    return DatasetInfo(
         image_side=recipe.model["image_side"],
         codebook_size=recipe.model["image_vocab_size"],
         vqgan=encoder.codes_fingerprint(),
         picture_side=recipe.model["image_side"] * encoder.config.downscale,
+        counts=Counts(),
+        shards=(),
     )
 
 

@@ -17,10 +17,11 @@ import torch
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable
 from dalle_lean.io.remote_io import Patience, RemoteFile, within
+from preprocessing.shards.files import Counts, DatasetInfo
 from tests.serving import serving
 from tests.training.conftest import write_shards
 from tests.training.runs import at_step, losses, saved_progress
-from training.data.catalog import Codes, find_shards, published_files
+from training.data.catalog import find_shards, published_files
 from training.data.loader import TrainingData
 from training.data.prefetch import wait_for
 from training.data.sampler import Position
@@ -316,7 +317,7 @@ def test_files_without_a_dataset_json_are_found_by_datasets_and_read_with_codes_
 
     monkeypatch.setattr("training.data.catalog.published_files", lambda name: {"owner/name": files}[name])
     monkeypatch.setattr("training.data.catalog.read_file", missing)
-    codes = Codes(image_side=4, codebook_size=32, vqgan="a" * 64, picture_side=32)
+    codes = DatasetInfo(image_side=4, codebook_size=32, vqgan="a" * 64, picture_side=32, counts=Counts(), shards=())
     found = find_shards("hf://datasets/owner/name", codes=codes)
     assert (found.info.num_codes, found.info.codebook_size, found.rows) == (16, 32, (None,) * 4)
     data = training_data(found)

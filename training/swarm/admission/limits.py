@@ -16,40 +16,25 @@ MAX_HANDSHAKES = 256  # at once, of all peers together that have not shown a pas
 MAX_REMEMBERED = 4096
 
 
-class TokenBucket:
-    """Allows `rate_per_s` calls per second, and up to `burst` at once after a pause."""
-
-    def __init__(self, rate_per_s: float, burst: float):
-        self.rate_per_s, self.burst = rate_per_s, burst
-        self.tokens, self.filled_s = burst, time.monotonic()
-
-    def take(self) -> bool:
-        """Whether one more call is allowed now."""
-        now_s = time.monotonic()
-        self.tokens = min(self.burst, self.tokens + (now_s - self.filled_s) * self.rate_per_s)
-        self.filled_s = now_s
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
-
-
 class Buckets:
-    """One bucket per caller; beyond MAX_REMEMBERED, the least recent callers start over with a full one."""
+    """Token buckets: each caller may make `rate_per_s` calls per second, and up to `burst` at once after a pause.
+
+    Beyond MAX_REMEMBERED, the least recent callers start over with a full bucket.
+    """
 
     def __init__(self, rate_per_s: float, burst: float):
         self.rate_per_s, self.burst = rate_per_s, burst
-        self.buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self.left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by caller: calls allowed, at which time
 
     def take(self, caller: str) -> None:
         """Count a call; Refused if the caller exceeds its rate."""
-        bucket = self.buckets.get(caller)
-        if bucket is None:
-            bucket = self.buckets[caller] = TokenBucket(self.rate_per_s, self.burst)
-        self.buckets.move_to_end(caller)
-        if len(self.buckets) > MAX_REMEMBERED:
-            self.buckets.popitem(last=False)
-        if not bucket.take():
+        now_s = time.monotonic()
+        calls, then_s = self.left.pop(caller, (self.burst, now_s))
+        calls = min(self.burst, calls + (now_s - then_s) * self.rate_per_s)
+        self.left[caller] = (calls - 1 if calls >= 1 else calls), now_s
+        if len(self.left) > MAX_REMEMBERED:
+            self.left.popitem(last=False)
+        if calls < 1:
             raise Refused("busy")
 
 
@@ -58,14 +43,14 @@ class Limits:
 
     def __init__(self) -> None:
         self.calls = Buckets(CALLS_PER_S, CALLS_AT_ONCE)
-        self.newcomers = TokenBucket(NEWCOMER_CALLS_PER_S, NEWCOMER_CALLS_AT_ONCE)
+        self.newcomers = Buckets(NEWCOMER_CALLS_PER_S, NEWCOMER_CALLS_AT_ONCE)
         self.streams: Counter[str] = Counter()
         self.handshakes: Counter[str] = Counter()
 
     def count_call(self, peer: str, *, known: bool) -> None:
         """Refused if this peer, or all peers without a pass together, exceed their rate."""
-        if not known and not self.newcomers.take():
-            raise Refused("busy")
+        if not known:
+            self.newcomers.take("")
         self.calls.take(peer)
 
     def stream(self, peer: str) -> AbstractContextManager[None]:

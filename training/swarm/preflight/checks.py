@@ -16,7 +16,8 @@ from dalle_lean.io.model_folder import bundled_model
 from dalle_lean.io.remote_io import Patience
 from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.words import counted
-from training.data.catalog import Codes, ShardSet, find_shards
+from preprocessing.shards.files import Counts, DatasetInfo
+from training.data.catalog import ShardSet, find_shards
 from training.data.reader import READ_ROWS, DamagedShard, read_rows
 from training.swarm.config import PROTOCOL, SwarmSettings
 from training.swarm.preflight.batch_size import BatchPlan, Memory, free_memory
@@ -158,10 +159,17 @@ def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Chec
     return Check("data", OK, f"{shards.name}: {size}, {counted(len(rows), 'row')} read"), shards
 
 
-def codes_of(settings: SwarmSettings) -> Codes:
+def codes_of(settings: SwarmSettings) -> DatasetInfo:
     """The meaning of the codes by the run's model, for data sets without dataset.json."""
     config = settings.model
-    return Codes(image_side=config.image_side, codebook_size=config.image_vocab_size, vqgan="", picture_side=0)
+    return DatasetInfo(
+        image_side=config.image_side,
+        codebook_size=config.image_vocab_size,
+        vqgan="",
+        picture_side=0,
+        counts=Counts(),
+        shards=(),
+    )
 
 
 def data_difference(shards: ShardSet, settings: SwarmSettings) -> str:
