@@ -76,7 +76,7 @@ data/emoji-other-sets/heldout.json: | install
 		--sets $(JUDGE_SETS) --only-pairs-held-out
 
 # models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns crops first, then its decoder whole
-# pictures; the transformer goes on with other pictures. `make evaluate` draws the card's pictures.
+# pictures, in the end mostly by their squared error; the transformer goes on with other pictures. `make evaluate` draws the card's pictures.
 RUN := runs/emoji
 TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --discriminator-start 1 --save-dtype bfloat16
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
@@ -90,8 +90,10 @@ bundled-model: install
 		--packages data/npm/node_modules --side $(SIDE) --seed 2 --copies plain=10,scene=40,painted=72,pair=14,count=9
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000
-	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan --picture-side 128 --init-from $(RUN)/vqgan-crops --decoder-only \
-		--batch-size 8 --lr 5e-4 --steps 3000
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-decoder --picture-side 128 --init-from $(RUN)/vqgan-crops \
+		--decoder-only --batch-size 8 --lr 5e-4 --steps 3000
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan --picture-side 128 --init-from $(RUN)/vqgan-decoder --decoder-only \
+		--batch-size 8 --lr 2e-4 --squared-weight 20 --steps 1600
 	$(PREPROCESS) data/emoji/heldout $(RUN)/shards/heldout
 	$(PREPROCESS) data/emoji/train $(RUN)/shards/train
 	$(PREPROCESS) data/emoji-more/train $(RUN)/shards/more
@@ -109,7 +111,7 @@ evaluate: install data/emoji-same-set/heldout.json data/emoji-other-sets/heldout
 	test -e data/emoji/heldout.json || $(MAKE) data
 	$(BIN)/dalle-lean train-clip data/emoji-other-sets/train $(RUN)/judge --heldout data/emoji/heldout \
 		--vqgan models/emoji/vqgan --steps 1800
-	$(BIN)/dalle-lean train-things data/emoji-same-set/train $(RUN)/same-set --heldout data/emoji/heldout
+	$(BIN)/dalle-lean train-things data/emoji-same-set/train $(RUN)/same-set --heldout data/emoji/heldout --steps 2500
 	$(BIN)/dalle-lean train-things data/emoji-other-sets/train $(RUN)/other-sets --heldout data/emoji/heldout
 	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip \
 		--classifier $(RUN)/same-set/classifier --classifier $(RUN)/other-sets/classifier --out $(RUN)/report
