@@ -23,7 +23,7 @@ from training.swarm.config import PROTOCOL, SwarmSettings
 from training.swarm.preflight.batch_size import BatchPlan, Memory, free_memory
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-PACKAGES = ("torch", "hivemind", "numpy", "bitsandbytes", "pyarrow")
+PACKAGES = ("torch", "hivemind", "numpy", "pyarrow")
 TESTED_HIVEMIND = "1.1."
 MAX_CLOCK_OFFSET_S = 3.0
 """hivemind refuses records that are further in the future."""
