@@ -101,8 +101,9 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
 
     def write_result(self) -> None:
         self.learner.vqgan.save(self.out, self.save_dtype)
-        device = self.learner.vqgan.quant_conv.weight.device
-        self.measure(VQGAN.load(self.out).to(device), "final")
+        if self.finished:  # who interrupts a run does not want to wait
+            device = self.learner.vqgan.quant_conv.weight.device
+            self.measure(VQGAN.load(self.out).to(device), "final")
 
     def measure(self, vqgan: VQGAN, name: str) -> None:
         """Write PSNR and codebook usage for the held-out pictures to the metrics, and a sheet to reconstructions/."""
