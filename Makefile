@@ -76,7 +76,8 @@ data/emoji-other-sets/heldout.json: | install
 		--sets $(JUDGE_SETS) --only-pairs-held-out
 
 # models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns crops first, then its decoder whole
-# pictures, in the end mostly by their squared error; the transformer goes on with other pictures. `make evaluate` draws the card's pictures.
+# pictures, in the end mostly by their squared error; the transformer goes on with other pictures. `make evaluate` draws the
+# card's pictures.
 RUN := runs/emoji
 TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --discriminator-start 1 --save-dtype bfloat16
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
