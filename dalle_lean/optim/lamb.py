@@ -8,17 +8,19 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
 from dalle_lean.require import require
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @cache
@@ -106,7 +108,7 @@ class Lamb(torch.optim.Optimizer):
             param_group["params"] = list(dict.fromkeys(params))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        sharded = [parameter for parameter in group["params"] if isinstance(parameter, DTensor)]
+        sharded = [parameter for parameter in group["params"] if is_sharded(parameter)]
         if sharded and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in sharded)):
             raise UserError("sharded parameters (FSDP): must be float32, with eight_bit=False and offload=False")
 
@@ -134,7 +136,7 @@ class Lamb(torch.optim.Optimizer):
             weight = local(parameter.detach()).to(device, precision).contiguous()
         if "step" not in state:
             in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
-            like = parameter if isinstance(parameter, DTensor) else weight
+            like = parameter if is_sharded(parameter) else weight
             state.update(new_statistics(like, block_size=group["block_size"] if in_bytes else None), step=0)
         check_state(state, parameter, group["block_size"])
         gradient = parameter.grad
@@ -238,9 +240,14 @@ def expected_tensors(
     return tensors
 
 
+def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether this process holds a shard of the tensor (FSDP2)."""
+    return hasattr(tensor, "device_mesh")  # isinstance would need torch.distributed.tensor, a second of imports
+
+
 def local(tensor: Tensor) -> Tensor:
     """This process's shard of a tensor, in the same memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def local_state(state: dict[str, Any]) -> dict[str, Any]:
@@ -250,12 +257,13 @@ def local_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def all_reduce_sum(parameter: Tensor) -> Callable[[list[float]], list[float]]:
     """A function that sums numbers over the processes with a shard of the parameter; the identity if it is whole."""
-    if not isinstance(parameter, DTensor):
+    if not is_sharded(parameter):
         return list
+    processes = parameter.device_mesh.get_group()
 
     def total(numbers: list[float]) -> list[float]:
         sums = torch.tensor(numbers, dtype=torch.float64, device=parameter.device)
-        dist.all_reduce(sums, group=parameter.device_mesh.get_group())
+        dist.all_reduce(sums, group=processes)
         return sums.tolist()
 
     return total

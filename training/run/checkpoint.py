@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
 from dalle_lean.model.grad_scales import BranchScales
+from dalle_lean.optim.lamb import is_sharded
 from training.run.processes import ALONE, Processes
 
 FORMAT = "dalle_lean_training/1"
@@ -123,7 +123,7 @@ def full_tensors(value: Any, keep: bool) -> Any:
     None in their place."""
     if isinstance(value, dict):
         return {name: full_tensors(part, keep) for name, part in value.items()}
-    if not isinstance(value, DTensor):
+    if not (isinstance(value, Tensor) and is_sharded(value)):
         return value
     tensor = value.full_tensor()
     return tensor.cpu() if keep else None
@@ -131,8 +131,11 @@ def full_tensors(value: Any, keep: bool) -> Any:
 
 def sharded_like(value: Any, like: Any) -> Any:
     """Shard a whole tensor like `like`, if that is sharded and has its shape; return anything else unchanged."""
-    if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape):
+    tensors = isinstance(value, Tensor) and isinstance(like, Tensor)
+    if not (tensors and is_sharded(like) and value.shape == like.shape):
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     # Every process has the whole tensor: nothing is sent.
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 

@@ -4,13 +4,10 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import init_device_mesh
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from dalle_lean import Dalle, DalleConfig
@@ -23,6 +20,9 @@ from training.data.loader import BATCHES_AHEAD
 from training.run.checkpoint import full_tensors
 from training.run.processes import Processes
 from training.run.recipe import MemoryRecipe, Recipe
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 PARALLEL = ("ddp", "fsdp")
 ID_BYTES = 8
@@ -50,6 +50,10 @@ def sharded(model: Dalle | None, processes: Processes) -> Dalle:
     Whole weights and gradients exist from the forward pass to the end of the backward pass: layers that share weights
     need all of them nearly all the time.
     """
+    from torch.distributed import init_device_mesh
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     config = processes.from_first(None if model is None else model.config)
     assert config is not None
     shards = Dalle(config, device="meta")
@@ -66,10 +70,15 @@ def sharded(model: Dalle | None, processes: Processes) -> Dalle:
     return shards
 
 
+def is_fsdp(model: nn.Module) -> "TypeGuard[FSDPModule]":
+    """Whether the model is `sharded`."""
+    return hasattr(model, "unshard")  # isinstance would need torch.distributed.fsdp, a second of imports
+
+
 def gradient_sync(model: nn.Module, losses: Any, wanted: bool) -> AbstractContextManager[None]:
     """The context of a forward and backward pass that averages gradients over the processes or, if not `wanted`, only
     accumulates them, without communication."""
-    if isinstance(model, FSDPModule):
+    if is_fsdp(model):
         model.set_requires_gradient_sync(wanted)
         model.set_reshard_after_backward(wanted)
     elif isinstance(losses, DistributedDataParallel) and not wanted:
@@ -157,10 +166,11 @@ def missing_for_fsdp(recipe: Recipe) -> list[str]:
 
 def whole_model(model: Dalle, processes: Processes) -> Dalle:
     """The model, or a copy of the sharded one on the first process's CPU; all processes call it."""
-    if not isinstance(model, FSDPModule):
+    config, weights = model.config, model.state_dict()
+    if not is_fsdp(model):
         return model
-    weights = full_tensors(model.state_dict(), keep=processes.first)
-    copy = Dalle(model.config, device="meta")
+    weights = full_tensors(weights, keep=processes.first)
+    copy = Dalle(config, device="meta")
     if processes.first:
         copy.load_state_dict(weights, assign=True)
     return copy

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from dalle_lean import Dalle
 from dalle_lean.model.dalle import Crop
@@ -14,7 +13,7 @@ from dalle_lean.precision import autocast
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
-from training.step.data_parallel import gradient_sync, replicated, replicated_plan
+from training.step.data_parallel import gradient_sync, is_fsdp, replicated, replicated_plan
 
 
 class GradientComputer:
@@ -27,7 +26,7 @@ class GradientComputer:
     """
 
     def __init__(self, model: Dalle, memory: MemoryRecipe, micro_batch_size: int, processes: Processes = ALONE):
-        replicate = processes.world > 1 and not isinstance(model, FSDPModule)
+        replicate = processes.world > 1 and not is_fsdp(model)
         if replicate:
             memory = replicated_plan(memory)
         self.memory, self.micro_batch_size, self.processes = memory, micro_batch_size, processes
@@ -70,7 +69,7 @@ class GradientComputer:
             with self.autocast():
                 sums += torch.stack(self.model.losses(*part)).float() * len(part.text_ids)
         self.model.train()
-        if isinstance(self.model, FSDPModule):
+        if is_fsdp(self.model):
             self.model.reshard()  # a backward pass would do it
         text_nats, image_nats = (sums / len(batch.text_ids)).tolist()
         return {

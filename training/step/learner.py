@@ -4,11 +4,10 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from dalle_lean import Dalle, MemoryPlan
 from dalle_lean.model.dalle import Crop
-from dalle_lean.optim.lamb import Lamb
+from dalle_lean.optim.lamb import Lamb, is_sharded
 from dalle_lean.optim.muon import MuonAdamW
 from dalle_lean.optim.parameter_groups import muon_groups, parameter_groups
 from dalle_lean.require import require
@@ -67,7 +66,7 @@ class Learner(GradientComputer):
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.accumulate_gradient(batch, crop)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        if isinstance(norm, DTensor):
+        if is_sharded(norm):
             norm = norm.full_tensor()
         loss_nats, grad_norm = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # one synchronization
         finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)

@@ -14,7 +14,6 @@ from typing import Any
 
 import hivemind
 import torch
-import torch._dynamo  # imported later, it would make a peer miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from dalle_lean.errors import UserError
