@@ -57,17 +57,21 @@ def notes(out: Path) -> int:
     return len(list((out / ".progress").glob("part-*.json")))
 
 
-@pytest.mark.parametrize("made", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_as_a_whole_it_continues_and_orphans_go(begin, undisturbed, tmp_path, made):
-    process = begin()
+@pytest.mark.parametrize("made", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_as_a_whole_it_continues_where_it_stopped_and_orphans_go(begin, undisturbed, tmp_path, made):
+    process, out = begin(), tmp_path / "out"
     workers = wait_for(lambda: descendants(process.pid))
-    wait_for(lambda: notes(tmp_path / "out") >= made)
+    wait_for(lambda: notes(out) >= made)
     workers += descendants(process.pid)
     process.kill()
     wait_for(lambda: not any(is_alive(pid) for pid in workers))
-    assert "dataset.json" not in contents(tmp_path / "out")
+    assert not (out / "dataset.json").exists()
+    finished = [out / f"shard-{note.stem.removeprefix('part-')}.parquet" for note in out.glob(".progress/part-*.json")]
+    written = {path: path.stat().st_mtime_ns for path in finished}
+    (out / ".shard-00009.parquet.abc.tmp").write_bytes(b"half a shard")
     finish(begin())
-    assert contents(tmp_path / "out") == undisturbed
+    assert {path: path.stat().st_mtime_ns for path in finished} == written
+    assert contents(out) == undisturbed
 
 
 def test_killed_decoders_are_replaced_and_nothing_is_lost(begin, undisturbed, tmp_path):
