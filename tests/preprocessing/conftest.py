@@ -14,6 +14,12 @@ COLOURS = ("red", "green", "blue", "orange", "purple", "black")
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
 
 
+@pytest.fixture(autouse=True)
+def _one_decoder(monkeypatch):
+    """Runs that choose no number of decoding processes start one, since each takes as long as all of a small run."""
+    monkeypatch.setattr("preprocessing.encoding.encode.MAX_WORKERS", 1)
+
+
 @pytest.fixture(scope="session")
 def emoji():
     """200 real pictures with captions."""
