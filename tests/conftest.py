@@ -46,15 +46,12 @@ def hub_cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def s3(tmp_path):
+def s3():
     """An S3 server with a bucket, pictures."""
     from tests.storages import S3
 
-    (tmp_path / "s3").mkdir()
-    server = S3(tmp_path / "s3")
-    yield server
-    server.process.kill()
-    server.process.wait()
+    with S3().serving() as server:
+        yield server
 
 
 @pytest.fixture

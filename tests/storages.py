@@ -3,12 +3,18 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import s3fs
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
 from tests.children import PROGRAM
 from tests.hub import TOKEN
+from tests.serving import serving
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 400
@@ -51,56 +57,78 @@ class Storage:
 
 
 class S3(Storage):
-    """moto's server as a process, with a bucket."""
+    """moto's server, with a bucket."""
 
     secret = "wJalrXUtnFEMIK7MDENGbPxRfiCY"
     model = "s3://pictures/model"
 
-    def __init__(self, folder):
-        self.log, self.hold, self.down = folder / "log", folder / "hold", folder / "down"
+    def __init__(self):
+        self.moto = DomainDispatcherApplication(create_backend_app)
+        self.written = []
+        """The keys of the requests that write, in their order, without their folders, each before it is served."""
+        self.held_name, self.holds, self.down = None, threading.Event(), False
+        self.server = make_server("127.0.0.1", 0, self.answer, threaded=True)
+        url = f"http://127.0.0.1:{self.server.port}"
+        client = {"key": "AKIAIOSFODNN7EXAMPLE", "secret": self.secret, "endpoint_url": url}
+        self.client = s3fs.S3FileSystem(**client, skip_instance_cache=True)
         self.environment = os.environ | {
             "PYTHONPATH": str(ROOT),
-            "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+            "AWS_ACCESS_KEY_ID": client["key"],
             "AWS_SECRET_ACCESS_KEY": self.secret,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_MAX_ATTEMPTS": "1",
+            "AWS_ENDPOINT_URL": url,
         }
-        command = [sys.executable, str(ROOT / "tests" / "s3_server.py"), *map(str, (self.log, self.hold, self.down))]
-        with open(folder / "server.txt", "w") as output:
-            self.process = subprocess.Popen(command, env=self.environment, stdout=output, stderr=output)
-        until(lambda: self.process.poll() is not None or (self.log.exists() and self.log.read_text()))
-        self.environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{self.log.read_text().split()[0]}"
-        self.python("import s3fs; s3fs.S3FileSystem().mkdir('pictures')")
 
-    def written(self):
-        """The keys of the requests that write, in their order, without their folders."""
-        return [line.rpartition("/")[2] for line in self.log.read_text().splitlines()[1:]]
+    def answer(self, environ, start_response):
+        if self.down:
+            start_response("503 Service Unavailable", [])
+            return [b""]
+        if environ["REQUEST_METHOD"] in ("PUT", "DELETE", "POST"):
+            self.written.append(environ["PATH_INFO"].rpartition("/")[2])
+            while self.held_name is not None and environ["PATH_INFO"].endswith(self.held_name):
+                self.holds.set()
+                time.sleep(0.05)
+        return self.moto(environ, start_response)
+
+    @contextmanager
+    def serving(self):
+        with serving(self.server):
+            self.client.mkdir("pictures")
+            self.written.clear()
+            try:
+                yield self
+            finally:
+                self.held_name = None
+                self.client.rm("pictures", recursive=True)  # moto keeps it, whichever server is asked
 
     def weight_files(self):
         """How many files of weights were sent in all."""
-        return sum(name.endswith(".safetensors") for name in self.written())
+        return sum(name.endswith(".safetensors") for name in self.written)
 
     def fetch(self, folder):
         """The model as a client gets it."""
-        self.python(f"import s3fs; s3fs.S3FileSystem().get('pictures/model', {str(folder)!r}, recursive=True)")
+        self.client.invalidate_cache()
+        self.client.get("pictures/model", str(folder), recursive=True)
         return folder
 
     @contextmanager
     def away(self):
-        self.down.touch()
+        self.down = True
         try:
             yield
         finally:
-            self.down.unlink()
+            self.down = False
 
     @contextmanager
-    def held(self, weight_file):
+    def held(self, name):
         """This file of a model does not arrive. Yields a function that says whether it is held."""
-        self.hold.write_text(weight_file)
+        self.held_name = name
+        self.holds.clear()
         try:
-            yield lambda: f"/{weight_file}\n" in self.log.read_text()
+            yield self.holds.is_set
         finally:
-            self.hold.unlink()
+            self.held_name = None
 
 
 class HubStorage(Storage):

@@ -21,29 +21,28 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 def test_shards_go_to_a_bucket_and_a_killed_copy_continues(s3, folder, tmp_path):
-    s3.hold.write_text("shard-00002.parquet")
-    first = start(
-        [*PROGRAM, "shards", "publish", str(folder), "s3://pictures/birds"],
-        env=s3.environment,
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    until(lambda: "shard-00002.parquet" in s3.written())
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    s3.hold.unlink()
-    before = len(s3.written())
+    with s3.held("shard-00002.parquet") as is_held:
+        first = start(
+            [*PROGRAM, "shards", "publish", str(folder), "s3://pictures/birds"],
+            env=s3.environment,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until(is_held)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    before = len(s3.written)
     said = s3.program("shards", "publish", folder, "s3://pictures/birds")
-    again = [name for name in s3.written()[before:] if name != ".published"]
+    again = [name for name in s3.written[before:] if name != ".published"]
     assert again == ["shard-00002.parquet", "shard-00003.parquet", "README.md", "dataset.json"]
     assert "4 files sent, 2 were there" in said
     assert s3.secret not in said
 
     write_shards(tmp_path / "fewer", **SIZES | {"rows": 900})
-    before = len(s3.written())
+    before = len(s3.written)
     s3.program("shards", "publish", tmp_path / "fewer", "s3://pictures/birds")
-    again = [name for name in s3.written()[before:] if name != ".published"]
+    again = [name for name in s3.written[before:] if name != ".published"]
     assert again == ["README.md", "dataset.json", "shard-00003.parquet"]  # the last one is removed
     rows = s3.python(
         "import datasets, s3fs; s3fs.S3FileSystem().get('pictures/birds', 'copy', recursive=True)\n"
