@@ -44,6 +44,7 @@ def demo(
     from dalle_lean.io.model_folder import find_model
     from dalle_lean.require import require
 
+    folder = find_model(model) if serve is None else None
     require("gradio", extra="demo")
     from demo import progress_views as views
     from demo import server as page_server
@@ -56,7 +57,8 @@ def demo(
     free = free_port(host, port)
     if free != port:
         say(f"port {port} is taken; using {free}")
-    if serve is not None:
+    if folder is None:
+        assert serve is not None
         for option, value in (("--model", model), ("--precision", precision)):
             if value is not None:
                 raise UserError(f"{option} {value}: with --serve, pass this to `dalle-lean serve` instead")
@@ -68,7 +70,7 @@ def demo(
         service: DrawingService = remote
     else:
         say("loading the model and measuring this machine's speed ...")
-        folder, where = find_model(model), pick_device(device)
+        where = pick_device(device)
         chosen: Any = precision or fastest_precision(where)
         service = DrawingService.load(lambda: Generator.from_folder(folder, where, chosen, scorer))
         card = read_card(folder)
