@@ -22,7 +22,7 @@ test: install
 	$(BIN)/pytest -n logical --maxprocesses 4
 
 test-browser: install
-	$(BIN)/pytest -m browser -rs
+	$(BIN)/pytest -m browser -rs -n logical --maxprocesses 2
 
 test-all: install
 	$(BIN)/pytest -m 'not gpu'
