@@ -1,7 +1,7 @@
 """Real averagers on loopback: who leads and reduces, and who is avoided."""
 
 import asyncio
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -42,47 +42,47 @@ async def say_nothing(*_, **__):
 @pytest.fixture
 def averagers(tmp_path):
     """A helper and listening peers; all values of each are its index; each may have its own rule."""
-    with ExitStack() as stack:
+    nodes, made = [], []
 
-        def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, **judgement):
-            nodes, run_key = [], SigningKey.load_or_create(tmp_path / "run.key")
-            for number in range(1 + len(rules)):
-                addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
-                node = open_dht(addresses, client_mode=False, listen=LISTEN, identity=tmp_path / str(number))
-                protect_records(node, "test")
-                stack.callback(node.shutdown)
-                folder = tmp_path / f"folder-{number}"
-                folder.mkdir()
-                node.gate = Gate(run_key.public, folder / "pass", folder / "bans")
-                issue_own(node.gate, run_key, str(node.peer_id), "trainer")
-                nodes.append(node)
-            host = HostPeers(helpers=frozenset({nodes[0].peer_id}) if hosted else frozenset())
-            made = []
-            for number, (node, rule) in enumerate(zip(nodes, (enemy, *rules), strict=True)):
-                averager = FilteredAverager(
-                    [torch.full((SIZE,), float(number)) for _ in range(TENSORS)],
-                    node,
-                    prefix="test_grad_averager",
-                    client_mode=False,
-                    rule=rule,
-                    host=host,
-                    start=False,
-                    target_group_size=1 + len(rules),  # a full group begins at once
-                    **TIMES,
-                )
-                for name, value in judgement.items():
-                    setattr(averager, name, value)
-                if number == ghost:
-                    averager._run_allreduce_inplace_ = say_nothing
-                with pytest.MonkeyPatch.context() as patch:  # for its own process
-                    if number == two_faced:
-                        return_two_averages(lambda: True, patch.setattr)
-                    averager.run_in_background(await_ready=True)
-                stack.callback(averager.shutdown)
-                made.append(averager)
-            return made
+    def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, **judgement):
+        run_key = SigningKey.load_or_create(tmp_path / "run.key")
+        for number in range(1 + len(rules)):
+            addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
+            node = open_dht(addresses, client_mode=False, listen=LISTEN, identity=tmp_path / str(number))
+            protect_records(node, "test")
+            folder = tmp_path / f"folder-{number}"
+            folder.mkdir()
+            node.gate = Gate(run_key.public, folder / "pass", folder / "bans")
+            issue_own(node.gate, run_key, str(node.peer_id), "trainer")
+            nodes.append(node)
+        host = HostPeers(helpers=frozenset({nodes[0].peer_id}) if hosted else frozenset())
+        for number, (node, rule) in enumerate(zip(nodes, (enemy, *rules), strict=True)):
+            averager = FilteredAverager(
+                [torch.full((SIZE,), float(number)) for _ in range(TENSORS)],
+                node,
+                prefix="test_grad_averager",
+                client_mode=False,
+                rule=rule,
+                host=host,
+                start=False,
+                target_group_size=1 + len(rules),  # a full group begins at once
+                **TIMES,
+            )
+            for name, value in judgement.items():
+                setattr(averager, name, value)
+            if number == ghost:
+                averager._run_allreduce_inplace_ = say_nothing
+            with pytest.MonkeyPatch.context() as patch:  # for its own process
+                if number == two_faced:
+                    return_two_averages(lambda: True, patch.setattr)
+                averager.run_in_background(await_ready=True)
+            made.append(averager)
+        return made
 
-        yield make
+    yield make
+    with ThreadPoolExecutor() as threads:  # each takes a second
+        for running in (made, nodes):
+            list(threads.map(lambda one: one.shutdown(), running))
 
 
 def average(averagers, weights):
