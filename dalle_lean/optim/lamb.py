@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from dalle_lean.require import require
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 
 @cache
@@ -240,7 +241,7 @@ def expected_tensors(
     return tensors
 
 
-def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+def is_sharded(tensor: object) -> "TypeIs[DTensor]":
     """Whether this process holds a shard of the tensor (FSDP2)."""
     return hasattr(tensor, "device_mesh")  # isinstance would need torch.distributed.tensor, a second of imports
 

@@ -123,7 +123,7 @@ def full_tensors(value: Any, keep: bool) -> Any:
     None in their place."""
     if isinstance(value, dict):
         return {name: full_tensors(part, keep) for name, part in value.items()}
-    if not (isinstance(value, Tensor) and is_sharded(value)):
+    if not is_sharded(value):
         return value
     tensor = value.full_tensor()
     return tensor.cpu() if keep else None
@@ -131,8 +131,7 @@ def full_tensors(value: Any, keep: bool) -> Any:
 
 def sharded_like(value: Any, like: Any) -> Any:
     """Shard a whole tensor like `like`, if that is sharded and has its shape; return anything else unchanged."""
-    tensors = isinstance(value, Tensor) and isinstance(like, Tensor)
-    if not (tensors and is_sharded(like) and value.shape == like.shape):
+    if not (is_sharded(like) and isinstance(value, Tensor) and value.shape == like.shape):
         return value
     from torch.distributed.tensor import distribute_tensor
 

@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from training.run.recipe import MemoryRecipe, Recipe
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+    from typing_extensions import TypeIs
 
 PARALLEL = ("ddp", "fsdp")
 ID_BYTES = 8
@@ -70,7 +71,7 @@ def sharded(model: Dalle | None, processes: Processes) -> Dalle:
     return shards
 
 
-def is_fsdp(model: nn.Module) -> "TypeGuard[FSDPModule]":
+def is_fsdp(model: object) -> "TypeIs[FSDPModule]":
     """Whether the model is `sharded`."""
     return hasattr(model, "unshard")  # isinstance would need torch.distributed.fsdp, a second of imports
 
@@ -166,11 +167,10 @@ def missing_for_fsdp(recipe: Recipe) -> list[str]:
 
 def whole_model(model: Dalle, processes: Processes) -> Dalle:
     """The model, or a copy of the sharded one on the first process's CPU; all processes call it."""
-    config, weights = model.config, model.state_dict()
     if not is_fsdp(model):
         return model
-    weights = full_tensors(weights, keep=processes.first)
-    copy = Dalle(config, device="meta")
+    weights = full_tensors(model.state_dict(), keep=processes.first)
+    copy = Dalle(model.config, device="meta")
     if processes.first:
         copy.load_state_dict(weights, assign=True)
     return copy
