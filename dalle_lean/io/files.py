@@ -68,6 +68,14 @@ def fresh_folder(place: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Hard-link a file, or copy it if that is not possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def host_name() -> str:
     """This machine's name in characters fit for a file name, to tell apart machines that share a file system."""
     return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40]

@@ -1,14 +1,13 @@
 """Mixes folders of shards into one; some may count several times, so that few pictures weigh as much as many."""
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import fresh_folder
+from dalle_lean.io.files import fresh_folder, link_or_copy
 from preprocessing.shards.manifest import Counts, DatasetInfo, Shard, read_dataset_info, write_dataset_info
 
 MIXED = "mixed"  # key in the settings of such a folder: how many times each source counts
@@ -40,7 +39,7 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
             for time in range(times):
                 for shard in info.shards:
                     name = f"{number:02d}-{time:04d}-{shard.file}"
-                    link(folder / shard.file, fresh / name)
+                    link_or_copy(folder / shard.file, fresh / name)
                     shards.append(Shard(file=name, rows=shard.rows, sha256=shard.sha256))
         mixed = replace(
             first,
@@ -69,11 +68,3 @@ def total_counts(counts: Sequence[tuple[Counts, int]]) -> Counts:
         rejected=dict(rejected),
         further_views=sum(times * one.further_views for one, times in counts),
     )
-
-
-def link(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it if that is not possible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -101,7 +101,7 @@ def monitor(
 
             folder, local = export or out / "page", None
             if page and export is None and run_dir is not None and prompt_page is None:
-                local = PromptPage(out / "prompt-page.log", warn)
+                local = PromptPage(out / "prompt-page", warn)
             site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page or local, on_notice=warn)
             stack.callback(site.close)
             if page:

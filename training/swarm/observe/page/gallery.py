@@ -14,7 +14,7 @@ from typing import Self
 from PIL import Image
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, parse, read_text, write_bytes, write_json
+from dalle_lean.io.files import atomic_write, link_or_copy, parse, read_text, write_bytes, write_json
 from dalle_lean.progress import OnNotice
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
@@ -29,6 +29,7 @@ MOST_STEPS = 12  # checkpoints whose pictures are kept: the first, the newest, a
 SIDE = 256
 DRAWING_LIMIT_S = 3600.0
 FILE = re.compile(r"drawn-[0-9]{6,12}-[0-9]\.webp")
+LOG = "log"
 LOW_PRIORITY = ("nice", "-n", "19")
 DALLE_LEAN = (sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()")
 
@@ -88,17 +89,25 @@ def spread(drawn: list[Drawn]) -> list[Drawn]:
     return drawn
 
 
-def start_program(command: str, checkpoint: Checkpoint, options: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Run a command that draws with a checkpoint, without ranking, at the lowest priority; it writes to `log`."""
-    model = ["--model", str(checkpoint.folder / "model"), "--device", "cpu", "--scorer", "none"]
-    with open(log, "wb") as file:
+def start_program(
+    command: str, checkpoint: Checkpoint, options: Sequence[str], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Run a command that draws with a checkpoint, without ranking, at the lowest priority, in `folder`.
+
+    There it has its log, and links to the model's files, since donors remove old checkpoints while it still reads.
+    Raises OSError if the checkpoint is removed already.
+    """
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    shutil.copytree(checkpoint.folder / "model", folder / "model", copy_function=link_or_copy)
+    model = ["--model", str(folder / "model"), "--device", "cpu", "--scorer", "none"]
+    with open(folder / LOG, "wb") as file:
         arguments = [*LOW_PRIORITY, *DALLE_LEAN, command, *model, *options]
         return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
-def last_line(log: Path) -> str:
-    """The last line that a program wrote: why it ended."""
-    return log.read_text(errors="replace").strip().rpartition("\n")[2]
+def last_line(folder: Path) -> str:
+    """The last line that a program wrote in this folder: why it ended."""
+    return (folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 class Painter:
@@ -133,9 +142,11 @@ class Painter:
                 return
         self.step, self.due_s = newest.step, time.monotonic() + DRAWING_LIMIT_S
         self.clear()
-        self.drawing.mkdir(parents=True)
         options = ["--num-images", "1", "--out", str(self.drawing), "--", *self.gallery.prompts]
-        self.process = start_program("generate", newest, options, self.drawing / "log")
+        try:
+            self.process = start_program("generate", newest, options, self.drawing)
+        except OSError as error:
+            self.on_notice(f"no pictures of step {newest.step}: {error}")
 
     def finish(self, process: subprocess.Popen[bytes]) -> None:
         """Add the pictures of a process that has ended or timed out."""
@@ -143,7 +154,7 @@ class Painter:
         self.process, code = None, process.wait()
         found = sorted(self.drawing.rglob("00.png"))
         if code or len(found) != len(self.gallery.prompts):
-            self.on_notice(f"no pictures of step {self.step}: {last_line(self.drawing / 'log')}")
+            self.on_notice(f"no pictures of step {self.step}: {last_line(self.drawing)}")
         else:
             drawn = Drawn(self.step, [f"drawn-{self.step:06d}-{number}.webp" for number in range(len(found))])
             for path, name in zip(found, drawn.files, strict=True):

@@ -10,7 +10,7 @@ from dalle_lean.free_memory import free_ram_bytes
 from dalle_lean.progress import OnNotice
 from dalle_lean.require import require
 from training.swarm.host.checkpoints import Checkpoint
-from training.swarm.observe.page.gallery import last_line, start_program
+from training.swarm.observe.page.gallery import LOG, last_line, start_program
 
 PATH = "draw"  # its path on the run's page
 RESTART_S = 600.0  # least time between two starts, since a restart interrupts visitors who are drawing
@@ -23,10 +23,10 @@ OWN_HEADERS = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 
 
 class PromptPage:
-    """Runs `dalle-lean demo` on the newest checkpoint, on loopback, at the lowest priority; it writes to `log`."""
+    """Runs `dalle-lean demo` on the newest checkpoint, on loopback, at the lowest priority, in `folder`."""
 
-    def __init__(self, log: Path, on_notice: OnNotice):
-        self.log, self.on_notice = log, on_notice
+    def __init__(self, folder: Path, on_notice: OnNotice):
+        self.folder, self.on_notice = folder, on_notice
         self.process: subprocess.Popen[bytes] | None = None
         self.step, self.due_s, self.last_notice = -1, 0.0, ""
 
@@ -36,26 +36,29 @@ class PromptPage:
         process = self.process  # another thread may run `poll` or `close`
         if process is None or process.poll() is not None:
             return None
-        found = STARTED.search(self.log.read_text(errors="replace"))
+        found = STARTED.search((self.folder / LOG).read_text(errors="replace"))
         return found[1] if found else None
 
     def poll(self, newest: Checkpoint | None) -> None:
         """Start it on the newest checkpoint, or again if it has ended; does not block."""
         ended = self.process is not None and self.process.poll() is not None
         if ended:
-            self.notice(f"the prompt page on step {self.step} has ended: {last_line(self.log)}")
+            self.notice(f"the prompt page on step {self.step} has ended: {last_line(self.folder)}")
         if newest is None or time.monotonic() < self.due_s or (newest.step == self.step and not ended):
             return
         self.close()
-        self.step, self.due_s = newest.step, time.monotonic() + RESTART_S
-        files = (newest.folder / "model").rglob("*")
-        needed = PROGRAM_BYTES + COPIES * sum(file.stat().st_size for file in files if file.is_file())
-        if free_ram_bytes() < needed:
-            self.notice(f"no prompt page: it needs {needed / 1e9:.1f} GB of free memory")
-            self.step = -1
-            return
         options = ["--port", str(FIRST_PORT), "--root-path", f"/{PATH}"]
-        self.process = start_program("demo", newest, options, self.log)
+        try:
+            files = (newest.folder / "model").rglob("*")
+            needed = PROGRAM_BYTES + COPIES * sum(file.stat().st_size for file in files if file.is_file())
+            self.step, self.due_s = -1, time.monotonic() + RESTART_S
+            if free_ram_bytes() < needed:
+                self.notice(f"no prompt page: it needs {needed / 1e9:.1f} GB of free memory")
+                return
+            self.process, self.step = start_program("demo", newest, options, self.folder), newest.step
+        except OSError as error:  # removed meanwhile: the next one at once
+            self.due_s = 0.0
+            self.notice(f"no prompt page on step {newest.step}: {error}")
 
     def notice(self, line: str) -> None:
         """Report a line unless the previous one was the same."""

@@ -1,6 +1,7 @@
 """The prompt page behind the run's page."""
 
 import http.server
+import shutil
 import threading
 import time
 import urllib.request
@@ -86,7 +87,7 @@ def test_a_prompt_page_that_does_not_answer_is_an_answer(behind, at, code):
 def test_without_memory_there_is_none_and_that_is_said_once(tmp_path, monkeypatch):
     notices = []
     monkeypatch.setattr(pages, "PROGRAM_BYTES", 10**15)
-    page = PromptPage(tmp_path / "log", notices.append)
+    page = PromptPage(tmp_path / "prompt-page", notices.append)
     for _ in range(2):
         page.due_s = 0.0
         page.poll(checkpoint(tmp_path))
@@ -97,30 +98,47 @@ def test_without_memory_there_is_none_and_that_is_said_once(tmp_path, monkeypatc
 def test_one_that_cannot_start_is_said_once_and_tried_again_later(tmp_path, monkeypatch):
     notices = []
     monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
-    page = PromptPage(tmp_path / "log", notices.append)
-    page.poll(checkpoint(tmp_path / "absent"))
+    (tmp_path / "empty" / "model").mkdir(parents=True)
+    page = PromptPage(tmp_path / "prompt-page", notices.append)
+    page.poll(checkpoint(tmp_path / "empty"))
     for _ in range(2):
         first = page.process
         first.wait(timeout=READY_S)
-        page.poll(checkpoint(tmp_path / "absent"))
+        page.poll(checkpoint(tmp_path / "empty"))
         assert page.process is first
         page.due_s = 0.0
-        page.poll(checkpoint(tmp_path / "absent"))
+        page.poll(checkpoint(tmp_path / "empty"))
         assert page.process is not first
     page.close()
     [notice] = notices
     assert notice.startswith("the prompt page on step 100 has ended: ")
-    assert "absent" in notice
+    assert "config.json" in notice
+
+
+def test_a_checkpoint_that_is_removed_before_it_is_read_is_said_and_the_next_one_taken_at_once(tmp_path, monkeypatch):
+    notices = []
+    monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
+    (tmp_path / "later" / "model").mkdir(parents=True)
+    page = PromptPage(tmp_path / "prompt-page", notices.append)
+    page.poll(checkpoint(tmp_path / "removed"))
+    assert page.process is None
+    page.poll(checkpoint(tmp_path / "later", 200))
+    assert page.process is not None
+    page.close()
+    [notice] = notices
+    assert notice.startswith("no prompt page on step 100: ")
 
 
 @pytest.mark.browser
 @pytest.mark.timeout(600)
 def test_the_newest_checkpoint_draws_in_the_browser(browser, tmp_path, monkeypatch):
     monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
-    page = PromptPage(tmp_path / "log", pytest.fail)
-    newest = checkpoint(save_tiny_model(tmp_path).parent)
+    page = PromptPage(tmp_path / "prompt-page", pytest.fail)
+    (step := tmp_path / "step").mkdir()
+    newest = checkpoint(save_tiny_model(step).parent)
     (tmp_path / "page").mkdir()
     page.poll(newest)
+    shutil.rmtree(newest.folder)  # by the donor, while the page starts
     try:
         due_s = time.monotonic() + READY_S
         while page.url is None and time.monotonic() < due_s:
