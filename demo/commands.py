@@ -65,7 +65,7 @@ def demo(
         from demo.serve.client import RemoteService
 
         say(f"asking the engine at {serve} ...")
-        remote = RemoteService(serve)
+        remote = RemoteService(serve, say)
         card = plain_card(remote.card)
         service: DrawingService = remote
     else:

@@ -21,6 +21,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import write_json
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from demo.serve.wire import BUSY_STATUS, MISTAKE_STATUS, event_from_json, image_of, latency_from_json, request_to_json
@@ -41,12 +42,12 @@ class EngineAway(Exception):
 
 
 class Engine:
-    """The engine's HTTP interface."""
+    """The engine's HTTP interface; `on_notice` is told when a call begins to wait for it."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, on_notice: OnNotice = silent):
         if not address.startswith(("http://", "https://")):
             raise UserError(f"--serve {address}: give the engine's address, such as http://127.0.0.1:8000")
-        self.address = address.rstrip("/")
+        self.address, self.on_notice = address.rstrip("/"), on_notice
         self.http = httpx.Client(
             base_url=self.address,
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
@@ -57,6 +58,7 @@ class Engine:
     def ask(self, method: str, path: str, **content: Any) -> Any:
         """A short answer in JSON. Retries while the engine is away; UserError after PATIENCE_S, Busy if it is full."""
         end_s = time.monotonic() + PATIENCE_S
+        is_waiting = False
         while True:
             try:
                 with self.request(method, path, **content) as answer:
@@ -64,6 +66,9 @@ class Engine:
             except EngineAway as away:
                 if time.monotonic() > end_s:
                     raise UserError(f"no engine answers at {self.address}: {away}") from None
+                if not is_waiting:
+                    self.on_notice(f"no engine answers at {self.address} yet ({away}); trying for {PATIENCE_S:.0f} s")
+                is_waiting = True
                 time.sleep(RETRY_INTERVAL_S)
 
     @contextmanager
@@ -128,8 +133,8 @@ class RemoteService(DrawingService):
         UserError: no engine answers at the address.
     """
 
-    def __init__(self, address: str):
-        self.engine = Engine(address)
+    def __init__(self, address: str, on_notice: OnNotice = silent):
+        self.engine = Engine(address, on_notice)
         description = self.engine.ask("GET", "/model")
         super().__init__(RemoteGenerator(self.engine, description), latency_from_json(description["latency"]))
         self.card = description["files"].get("README.md", "")

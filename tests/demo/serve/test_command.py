@@ -85,7 +85,10 @@ def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--serve", "http://127.0.0.1:9"])
     assert ended.value.code == 2
-    assert "no engine answers at http://127.0.0.1:9" in capsys.readouterr().err
+    said = capsys.readouterr()
+    everything = " ".join((said.out + said.err).split())
+    assert everything.count("no engine answers at http://127.0.0.1:9 yet (") == 1  # told once, however often it tries
+    assert "error: no engine answers at http://127.0.0.1:9: " in everything
 
 
 @pytest.mark.parametrize(
