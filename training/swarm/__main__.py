@@ -30,7 +30,7 @@ from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer
 from training.swarm.network.dht import log_to, open_dht, prepare_process
 from training.swarm.network.run_records import keep_own_records
 from training.swarm.network.run_watch import RunWatch
-from training.swarm.observe.peer_metrics import PeerMetrics, protect_records
+from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.observe.publisher import Publisher
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
@@ -160,7 +160,6 @@ def open_peer(run_dir: Path, name: str, wait: Wait) -> tuple[SwarmSettings, hive
     keep_own_records(dht, settings)
     if gate is not None:
         begin_host_admission(dht, run_dir, settings, name)
-    protect_records(dht, settings.run_id)
     return settings, dht
 
 

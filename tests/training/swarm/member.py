@@ -38,7 +38,6 @@ from training.swarm.host.roles import run_donor, run_helper
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.run_records import keep_own_records
-from training.swarm.observe.peer_metrics import protect_records
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 from training.swarm.peer.trainer import Peer
 
@@ -106,7 +105,6 @@ def live(spec: dict) -> None:
     listen = [f"/ip4/{spec.get('host', '127.0.0.1')}/tcp/0"]
     dht = open_dht(spec["addresses"], client_mode=client, listen=listen, identity=folder / "id")
     keep_own_records(dht, settings)
-    protect_records(dht, settings.run_id)
     addresses = [] if client else [str(address) for address in dht.get_visible_maddrs()]
     diary.tell("here", addresses=addresses, peer=dht.peer_id.to_base58())
     stop = threading.Event()

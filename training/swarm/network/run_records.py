@@ -12,6 +12,7 @@ from hivemind.utils import get_dht_time
 from training.swarm.config import SwarmSettings
 from training.swarm.host_peers import host_peers
 from training.swarm.network.owner_keys import owner_peer
+from training.swarm.observe.peer_metrics import record_validators
 
 MAX_VALUE_BYTES = 4096
 MAX_AGE_S = 600.0
@@ -23,7 +24,7 @@ AVERAGERS = ("grad_averager", "state_averager")
 class RunRecords(RecordValidatorBase):
     """Refuses records of keys that are not the run's, values that are no dictionaries, and too large or too many ones.
 
-    A record's subkey is its owner's public key; its signature is checked elsewhere. Only hivemind's announcements of
+    A record's subkey is its owner's public key; others check its signature. Only hivemind's announcements of
     donors have bare peer ids as subkeys, so anybody can write them, and they must be tiny.
 
     Args:
@@ -78,7 +79,8 @@ def owner_of(subkey: bytes) -> PeerID | None:
 
 
 def keep_own_records(dht: hivemind.DHT, settings: SwarmSettings) -> None:
-    """Make this node keep only records of the run; needed on every node that others can reach."""
+    """Make this node keep only valid records of the run; needed on every node that others can reach."""
     timing = settings.timing
     max_age_s = max(MAX_AGE_S, timing.progress_expiration_s, timing.matchmaking_time_s)
-    dht.add_validators([RunRecords(settings.run_id, host_peers(settings.swarm).all, max_age_s)])
+    own = RunRecords(settings.run_id, host_peers(settings.swarm).all, max_age_s)
+    dht.add_validators([own, *record_validators(settings.run_id)])

@@ -24,7 +24,7 @@ from hivemind.utils import get_dht_time
 from pydantic.v1 import BaseModel, ConstrainedFloat, ConstrainedInt, ConstrainedStr, StrictBool
 
 from dalle_lean.errors import UserError
-from training.swarm.network.owner_keys import OWNER, owner_peer
+from training.swarm.network.owner_keys import owner_peer
 
 EXPIRATION_S = 90.0  # a peer without a newer record after this time has left
 MAX_CLOCK_ERROR_S = 30.0
@@ -55,21 +55,6 @@ def check_user_name(user: str) -> None:
 
 class Version(ConstrainedStr):
     strict, regex = True, r"^[0-9A-Za-z.+-]{1,32}\Z"
-
-
-class OwnerKey(BytesWithPublicKey):
-    """A subkey that is exactly the owner's public key, so that each owner has one record."""
-
-    @classmethod
-    def __get_validators__(cls) -> Iterator[Any]:
-        yield from super().__get_validators__()
-        yield cls.check_only_key
-
-    @classmethod
-    def check_only_key(cls, value: bytes) -> bytes:
-        if not OWNER.fullmatch(value):
-            raise ValueError("must be a public key")
-        return value
 
 
 class PeerRecord(BaseModel):
@@ -120,7 +105,7 @@ class PeerMetrics:
 
 
 class MetricsSchema(BaseModel):
-    metrics: dict[OwnerKey, PeerRecord]
+    metrics: dict[BytesWithPublicKey, PeerRecord]
 
 
 @dataclass(frozen=True)
@@ -136,16 +121,8 @@ def metrics_key(run_id: str) -> str:
 
 
 def record_validators(run_id: str) -> list[RecordValidatorBase]:
-    """The validators of a run's metrics records."""
+    """Refuse metrics records that are malformed or not signed by their owner."""
     return [SchemaValidator(MetricsSchema, prefix=run_id), RSASignatureValidator()]
-
-
-def protect_records(dht: hivemind.DHT, run_id: str) -> None:
-    """Make this node refuse metrics records that are malformed or not signed by their owner.
-
-    Needed on every node that others can reach, as any of them may store the records.
-    """
-    dht.add_validators(record_validators(run_id))
 
 
 def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> PeerRecords:

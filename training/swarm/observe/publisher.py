@@ -14,7 +14,6 @@ from training.swarm.observe.peer_metrics import (
     PeerRecord,
     check_user_name,
     metrics_key,
-    protect_records,
 )
 
 INTERVAL_S = 30.0
@@ -32,7 +31,6 @@ class Publisher:
         if user is not None:
             check_user_name(user)
         self.dht, self.key, self.subkey = dht, metrics_key(run_id), owner_key(dht)
-        protect_records(dht, run_id)
         self.constant = {
             "role": role,
             "client_mode": dht.client_mode,

@@ -17,7 +17,7 @@ from training.swarm.averaging.robust_rules import FiniteMean
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.dht import open_dht
-from training.swarm.observe.peer_metrics import protect_records
+from training.swarm.observe.peer_metrics import record_validators
 
 pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
@@ -49,7 +49,7 @@ def averagers(tmp_path):
         for number in range(1 + len(rules)):
             addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
             node = open_dht(addresses, client_mode=False, listen=LISTEN, identity=tmp_path / str(number))
-            protect_records(node, "test")
+            node.add_validators(record_validators("test"))
             folder = tmp_path / f"folder-{number}"
             folder.mkdir()
             node.gate = Gate(run_key.public, folder / "pass", folder / "bans")

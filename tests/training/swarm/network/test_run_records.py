@@ -12,7 +12,6 @@ from training.swarm.network import run_records
 from training.swarm.network.dht import open_dht
 from training.swarm.network.owner_keys import owner_key, owner_peer
 from training.swarm.network.run_records import MAX_AGE_S, MAX_VALUE_BYTES, RunRecords, keep_own_records, key_of
-from training.swarm.observe.peer_metrics import protect_records
 
 RUN = "emoji-0123456789abcdef"
 GROUP = f"{RUN}_grad_averager.0b"
@@ -79,7 +78,6 @@ def test_a_stranger_does_not_take_the_place_of_the_groups_that_form(tmp_path):
     stranger = open_dht([str(helper.get_visible_maddrs()[0])], client_mode=True)
     try:
         keep_own_records(helper, settings)
-        protect_records(helper, settings.run_id)
         expiration = get_dht_time() + 60
         assert helper.store(key, True, expiration, subkey=owner_key(helper))
         assert not stranger.store(key, b"", expiration + 1e7)

@@ -31,7 +31,7 @@ from training.swarm.network.dht import open_dht
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
 from training.swarm.observe.monitor import SILENT_POLLS, Monitor, Outputs
 from training.swarm.observe.overview import StepPace, summarize
-from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecord, PeerRecords, protect_records
+from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecord, PeerRecords, record_validators
 from training.swarm.observe.publisher import Publisher
 
 RECIPE = load_recipe("tiny")
@@ -259,7 +259,7 @@ def start_helper(folder, settings, listen="/ip4/127.0.0.1/tcp/0"):
     settings = replace(settings, swarm=replace(settings.swarm, addresses=(address,)))
     write_settings(folder / "swarm.toml", settings)
     offer_run(helper, folder)
-    protect_records(helper, settings.run_id)
+    helper.add_validators(record_validators(settings.run_id))
     return helper, address
 
 

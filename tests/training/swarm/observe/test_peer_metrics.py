@@ -21,8 +21,8 @@ from training.swarm.observe.peer_metrics import (
     EXPIRATION_S,
     PeerMetrics,
     PeerRecord,
+    checked,
     metrics_key,
-    protect_records,
     read_records,
     record_validators,
 )
@@ -56,7 +56,7 @@ def nodes(tmp_path):
             stack.callback(node.shutdown)
             opened.append(node)
             if protected:
-                protect_records(node, RUN)
+                node.add_validators(record_validators(RUN))
             return node
 
         yield open_node
@@ -166,7 +166,8 @@ def is_believed(signer, content, subkey=None):
     key = DHTID.generate(source=metrics_key(RUN)).to_bytes()
     record = DHTRecord(key, serialize(subkey), serialize(content), get_dht_time() + EXPIRATION_S)
     signed = DHTRecord(record.key, record.subkey, signer.sign_value(record), record.expiration_time)
-    return CompositeValidator(record_validators(RUN)).validate(signed)
+    owner, _ = checked(signed, CompositeValidator(record_validators(RUN)))
+    return owner is not None
 
 
 def test_a_whole_record_is_believed(signer):
