@@ -145,7 +145,7 @@ def host(
     from training.swarm.host.publisher import publishing
     from training.swarm.host.run_setup import HostOptions, make_helper, make_run, previous_config
     from training.swarm.host.supervisor import host_run
-    from training.swarm.network.dht import log_to, prepare_process
+    from training.swarm.network.dht import prepare_process
 
     if publish:
         check_destination(publish)
@@ -171,7 +171,6 @@ def host(
         remove_leftovers(run_dir)
         if helper_of:
             prepare_process()
-            log_to(None)
             settings = make_helper(run_dir, helper_of, options, warn, code=code or "")
         else:
             settings = make_run(

@@ -72,14 +72,13 @@ def join(
     begin_loading()
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.network.dht import log_to, prepare_process
+    from training.swarm.network.dht import prepare_process
     from training.swarm.peer.join import measure, take_part
     from training.swarm.peer.rank_worker import run_rank
     from training.swarm.peer.status_line import summary
     from training.swarm.preflight.survey import JoinOptions, survey
 
     prepare_process()
-    log_to(None)
     if int(os.environ.get("LOCAL_RANK", 0)):
         return run_rank(pick_device(device).type)
     options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, name, code)

@@ -78,12 +78,11 @@ def monitor(
     begin_loading()
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import first_name
-    from training.swarm.network.dht import log_to, prepare_process
+    from training.swarm.network.dht import prepare_process
     from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
     from training.swarm.observe.monitor import Monitor, Outputs
 
     prepare_process()
-    log_to(None)
     with ExitStack() as stack:
         watcher = stack.enter_context(closing(Monitor(source, warn, run_dir)))
         run = first_name(watcher.settings.swarm.name)  # a rollback renames the run

@@ -108,11 +108,12 @@ def log_to(path: Path | None, *, output: bool = False) -> None:
 
 def prepare_process() -> None:
     """Call before hivemind forks. No child outlives this process or waits for threads that do not survive a fork, and
-    errors in hivemind's threads and destructors go to the log."""
+    errors in hivemind's threads and destructors go to its log, which is discarded until `log_to` names a file."""
     os.register_at_fork(after_in_child=begin_child)
     threading.excepthook = log_failure
     sys.unraisablehook = log_failure
     guard_children()
+    log_to(None)
 
 
 def log_failure(failure: Any) -> None:

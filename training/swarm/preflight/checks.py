@@ -274,9 +274,8 @@ def check_numba() -> Check:
 def check_hivemind() -> Check:
     """Whether a DHT node starts on this machine."""
     try:
-        from training.swarm.network.dht import log_to, open_dht
+        from training.swarm.network.dht import open_dht
 
-        log_to(None)
         with tempfile.TemporaryDirectory() as folder:
             dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"], identity=Path(folder) / "identity")
             found = f"a DHT node starts on this machine ({len(dht.get_visible_maddrs())} address)"
