@@ -1,5 +1,6 @@
 """Publishes a peer's metrics while it trains."""
 
+import logging
 import threading
 from importlib.metadata import version
 from typing import Any
@@ -40,7 +41,6 @@ class Publisher:
         }
         self.latest: dict[str, Any] | None = None
         self.published = 0
-        self.failures = 0  # how many records could not be stored
         self.due, self.closed = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.keep_publishing, name="metrics", daemon=True)
 
@@ -66,12 +66,13 @@ class Publisher:
             content = PeerRecord(**{**(self.latest or {}), "time": float(now)}).dict()
             future = self.dht.store(self.key, content, now + EXPIRATION_S, subkey=self.subkey, return_future=True)
             stored = future.result(timeout=STORE_TIMEOUT_S)
-        except Exception:  # of any kind: training goes on without metrics, and the failure is counted
-            stored = False
+            reason = "no node took it"
+        except Exception as error:  # of any kind: training goes on without metrics
+            stored, reason = False, f"{type(error).__name__}: {error}"
         if stored:
             self.published += 1
         else:
-            self.failures += 1
+            logging.getLogger("hivemind").warning(f"the metrics were not published: {reason}")
 
     def close(self) -> None:
         """Stop publishing; call it before the DHT is shut down."""

@@ -1,5 +1,6 @@
 """Metrics that peers publish: readable by all, writable only by their owner."""
 
+import logging
 import os
 import signal
 import time
@@ -122,7 +123,19 @@ def test_a_silent_peer_is_still_told_of(nodes, monkeypatch):
     publisher.publish(DONE)
     wait_for(lambda: publisher.published >= 3)
     publisher.close()
-    assert publisher.failures == 0
+
+
+def test_metrics_that_cannot_be_published_are_said_in_the_log(nodes, caplog):
+    publisher = Publisher(nodes("peer"), RUN, role="king")
+    publisher.latest = {**publisher.constant, **DONE.record_fields()}
+    logger = logging.getLogger("hivemind")
+    logger.addHandler(caplog.handler)
+    try:
+        publisher.store()
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert publisher.published == 0
+    assert "the metrics were not published: ValidationError" in caplog.text
 
 
 def test_publishing_never_waits_for_the_network(nodes):
