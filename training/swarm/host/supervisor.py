@@ -222,11 +222,12 @@ class Supervisor:
         if self.page.process is not None:
             self.page.process.kill()
             self.page.process.wait()
-        duties = {"save and leave the others": self.host_config.donors, "leave the others": self.host_config.helpers}
+        duties = {"save its state": self.host_config.donors, "leave the run": self.host_config.helpers}
         for duty, names in duties.items():
             running = {name: process for name in names if (process := self.processes[name].process) is not None}
-            for process in running.values():
-                process.send_signal(signal.SIGTERM)
+            for name, process in running.items():
+                # One that still starts has nothing to save.
+                process.send_signal(signal.SIGTERM if self.processes[name].was_up else signal.SIGKILL)
             reported = False
             while left := [name for name, process in running.items() if process.poll() is None]:
                 waited_s = time.monotonic() - began_s

@@ -124,27 +124,41 @@ def sleeper(code):
     return process
 
 
+def run_as(supervisor, name, code):
+    """Let a process that runs `code` be this peer, which has been up."""
+    member = supervisor.processes[name]
+    member.process, member.was_up = sleeper(code), True
+    return member.process
+
+
+def test_a_peer_that_still_starts_is_not_waited_for(supervisor):
+    process = run_as(supervisor, "donor-0", DEAF)
+    supervisor.processes["donor-0"].was_up = False
+    supervisor.stop()
+    assert process.returncode == -signal.SIGKILL
+    assert supervisor.notices == []
+
+
 def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
     monkeypatch.setattr(host, "SILENT_WAIT_S", 0.2)
     saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
-    process = supervisor.processes["donor-0"].process = sleeper(saves)
+    process = run_as(supervisor, "donor-0", saves)
     supervisor.stop()
     assert process.returncode == 7
     [notice] = supervisor.notices
-    assert "waiting for donor-0 to save and leave the others, 300 s at most" in notice
+    assert "waiting for donor-0 to save its state, 300 s at most" in notice
 
 
 def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
     monkeypatch.setattr(host, "LEAVE_TIMEOUT_S", 0.3)
-    process = sleeper(DEAF)
-    supervisor.processes["helper-1"].process = process
+    process = run_as(supervisor, "helper-1", DEAF)
     supervisor.stop()
     assert process.returncode == -signal.SIGKILL
     assert supervisor.notices == ["helper-1 did not end in 0 s; killed"]
 
 
 def test_the_second_ctrl_c_ends_a_donor_that_is_waited_for_at_once(supervisor, monkeypatch):
-    process = supervisor.processes["donor-0"].process = sleeper(DEAF)
+    process = run_as(supervisor, "donor-0", DEAF)
     monkeypatch.setattr(host, "STOP_POLL_S", None)  # makes the wait fail, as a signal does
     with pytest.raises(TypeError):
         supervisor.stop()
