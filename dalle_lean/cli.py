@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("training.commands.join:doctor", "Check what works on this machine, and how to fix the rest."),
     "generate": ("inference.commands.generate:generate", "Draw prompts: pictures, their scores, a contact sheet."),
     "evaluate": ("inference.commands.evaluate:evaluate", "Measure how well a model draws what prompts ask for."),
-    "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
+    "demo": ("demo.commands:demo", "Serve the prompt page for a browser."),
     "serve": ("demo.serve.commands:serve", "Draw for pages and programs on several GPUs or machines."),
     "train-vqgan": ("training.commands.vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
     "train-clip": ("training.commands.clip:train_clip", "Train a small CLIP on pictures with captions."),

@@ -106,7 +106,8 @@ def describe(plan: MemoryPlan) -> str:
     """The plan's activations and the fields that differ from their defaults, in the syntax of `parse_plan`."""
     fields = {field.name: (getattr(plan, field.name), field.default) for field in dataclasses.fields(MemoryPlan)}
     activations = plan.activations or "leanest"
-    return ",".join([activations, *(f"{k}={v}" for k, (v, d) in fields.items() if v != d and k != "activations")])
+    others = (f"{k}={str(v).lower()}" for k, (v, d) in fields.items() if v != d and k != "activations")
+    return ",".join([activations, *others])
 
 
 def parse_plan(text: str) -> MemoryPlan:

@@ -24,7 +24,7 @@ Subject = Annotated[
 
 def invite(
     run_dir: RunDir,
-    name: Annotated[str | None, typer.Option(help="Name of the guest, stored in the pass.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the volunteer, stored in the pass.")] = None,
     uses: Annotated[int, typer.Option(help="Machines that may join with it.", min=1, max=10_000)] = 1,
     days: Annotated[float, typer.Option(help="Days until it expires.", min=0.01, max=3650)] = 7.0,
     role: Annotated[str, typer.Option(help="trainer, or helper (a machine that runs `host --helper-of`).")] = "trainer",

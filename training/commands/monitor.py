@@ -42,7 +42,10 @@ COUNTER_LABELS = {
 def monitor(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="ADDRESS_OR_FILE", help="Addresses of the run, printed by `host`, or its swarm.toml."),
+        typer.Argument(
+            metavar="ADDRESS_OR_FILE",
+            help="Addresses of the run, printed by `host`, its swarm.toml, or its folder on the host.",
+        ),
     ],
     out: Annotated[
         Path | None,
