@@ -117,11 +117,14 @@ class Member:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that its processes do not share, in bytes."""
+        """Resident memory of its processes, in bytes; pages that they share count in each.
+
+        Compare it with an earlier one only. Unshared memory would also grow where a fork writes to inherited pages.
+        """
         total = 0
         for process in self.processes:
             try:
-                total += process.memory_full_info().uss
+                total += process.memory_info().rss
             except psutil.Error:
                 continue  # it has just ended
         return total
