@@ -82,6 +82,7 @@ def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
     from dalle_lean.cli import main
 
     monkeypatch.setattr("demo.serve.client.PATIENCE_S", 0.5)
+    monkeypatch.setattr("demo.serve.client.RETRY_INTERVAL_S", 0.1)
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--serve", "http://127.0.0.1:9"])
     assert ended.value.code == 2

@@ -24,8 +24,8 @@ AVERAGERS = ("grad_averager", "state_averager")
 class RunRecords(RecordValidatorBase):
     """Refuses records of keys that are not the run's, values that are no dictionaries, and too large or too many ones.
 
-    A record's subkey is its owner's public key; others check its signature. Only hivemind's announcements of
-    donors have bare peer ids as subkeys, so anybody can write them, and they must be tiny.
+    A record's subkey is its owner's public key; hivemind's validator checks its signature. Only hivemind's
+    announcements of donors have bare peer ids as subkeys, so anybody can write them, and they must be tiny.
 
     Args:
         host: peers whose records are always kept.

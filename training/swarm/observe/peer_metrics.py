@@ -121,7 +121,7 @@ def metrics_key(run_id: str) -> str:
 
 
 def record_validators(run_id: str) -> list[RecordValidatorBase]:
-    """Refuse metrics records that are malformed or not signed by their owner."""
+    """Validators that refuse metrics records that are malformed or not signed by their owner."""
     return [SchemaValidator(MetricsSchema, prefix=run_id), RSASignatureValidator()]
 
 

@@ -62,13 +62,13 @@ class Publisher:
     def store(self) -> None:
         """Store one record in the DHT."""
         now = get_dht_time()
+        stored, reason = False, "no node took it"
         try:
             content = PeerRecord(**{**(self.latest or {}), "time": float(now)}).dict()
             future = self.dht.store(self.key, content, now + EXPIRATION_S, subkey=self.subkey, return_future=True)
             stored = future.result(timeout=STORE_TIMEOUT_S)
-            reason = "no node took it"
         except Exception as error:  # of any kind: training goes on without metrics
-            stored, reason = False, f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
         if stored:
             self.published += 1
         else:

@@ -29,7 +29,7 @@ MOST_STEPS = 12  # checkpoints whose pictures are kept: the first, the newest, a
 SIDE = 256
 DRAWING_LIMIT_S = 3600.0
 FILE = re.compile(r"drawn-[0-9]{6,12}-[0-9]\.webp")
-LOG = "log"
+LOG = "log"  # of a program, in its folder
 LOW_PRIORITY = ("nice", "-n", "19")
 DALLE_LEAN = (sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()")
 

@@ -47,11 +47,11 @@ class PromptPage:
         if newest is None or time.monotonic() < self.due_s or (newest.step == self.step and not ended):
             return
         self.close()
+        self.step, self.due_s = -1, time.monotonic() + RESTART_S
         options = ["--port", str(FIRST_PORT), "--root-path", f"/{PATH}"]
         try:
             files = (newest.folder / "model").rglob("*")
             needed = PROGRAM_BYTES + COPIES * sum(file.stat().st_size for file in files if file.is_file())
-            self.step, self.due_s = -1, time.monotonic() + RESTART_S
             if free_ram_bytes() < needed:
                 self.notice(f"no prompt page: it needs {needed / 1e9:.1f} GB of free memory")
                 return

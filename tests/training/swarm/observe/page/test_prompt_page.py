@@ -84,75 +84,77 @@ def test_a_prompt_page_that_does_not_answer_is_an_answer(behind, at, code):
         urllib.request.urlopen(f"{url}draw/", timeout=60)
 
 
-def test_without_memory_there_is_none_and_that_is_said_once(tmp_path, monkeypatch):
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A prompt page, not at the lowest priority, with its notices."""
+    monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
     notices = []
-    monkeypatch.setattr(pages, "PROGRAM_BYTES", 10**15)
     page = PromptPage(tmp_path / "prompt-page", notices.append)
+    page.notices = notices
+    yield page
+    page.close()
+
+
+def empty_checkpoint(folder, step=100):
+    """A checkpoint with which no program can draw."""
+    (folder / "model").mkdir(parents=True)
+    return checkpoint(folder, step)
+
+
+def test_without_memory_there_is_none_and_that_is_said_once(page, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "PROGRAM_BYTES", 10**15)
     for _ in range(2):
         page.due_s = 0.0
         page.poll(checkpoint(tmp_path))
     assert page.url is None
-    assert notices == ["no prompt page: it needs 1000000.0 GB of free memory"]
+    assert page.notices == ["no prompt page: it needs 1000000.0 GB of free memory"]
 
 
-def test_one_that_cannot_start_is_said_once_and_tried_again_later(tmp_path, monkeypatch):
-    notices = []
-    monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
-    (tmp_path / "empty" / "model").mkdir(parents=True)
-    page = PromptPage(tmp_path / "prompt-page", notices.append)
-    page.poll(checkpoint(tmp_path / "empty"))
+def test_one_that_cannot_start_is_said_once_and_tried_again_later(page, tmp_path):
+    newest = empty_checkpoint(tmp_path / "empty")
+    page.poll(newest)
     for _ in range(2):
         first = page.process
         first.wait(timeout=READY_S)
-        page.poll(checkpoint(tmp_path / "empty"))
+        page.poll(newest)
         assert page.process is first
         page.due_s = 0.0
-        page.poll(checkpoint(tmp_path / "empty"))
+        page.poll(newest)
         assert page.process is not first
-    page.close()
-    [notice] = notices
+    [notice] = page.notices
     assert notice.startswith("the prompt page on step 100 has ended: ")
     assert "config.json" in notice
 
 
-def test_a_checkpoint_that_is_removed_before_it_is_read_is_said_and_the_next_one_taken_at_once(tmp_path, monkeypatch):
-    notices = []
-    monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
-    (tmp_path / "later" / "model").mkdir(parents=True)
-    page = PromptPage(tmp_path / "prompt-page", notices.append)
+def test_a_checkpoint_that_is_removed_before_it_is_read_is_said_and_the_next_one_taken_at_once(page, tmp_path):
     page.poll(checkpoint(tmp_path / "removed"))
     assert page.process is None
-    page.poll(checkpoint(tmp_path / "later", 200))
+    page.poll(empty_checkpoint(tmp_path / "later", 200))
     assert page.process is not None
-    page.close()
-    [notice] = notices
+    [notice] = page.notices
     assert notice.startswith("no prompt page on step 100: ")
 
 
 @pytest.mark.browser
 @pytest.mark.timeout(600)
-def test_the_newest_checkpoint_draws_in_the_browser(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
-    page = PromptPage(tmp_path / "prompt-page", pytest.fail)
+def test_the_newest_checkpoint_draws_in_the_browser(browser, page, tmp_path):
     (step := tmp_path / "step").mkdir()
     newest = checkpoint(save_tiny_model(step).parent)
     (tmp_path / "page").mkdir()
     page.poll(newest)
     shutil.rmtree(newest.folder)  # by the donor, while the page starts
-    try:
-        due_s = time.monotonic() + READY_S
-        while page.url is None and time.monotonic() < due_s:
-            time.sleep(0.5)
-        with served(tmp_path / "page", "127.0.0.1:0", page) as url:
-            view = browser.new_page()
-            view.set_default_timeout(1000 * READY_S)
-            asked, errors = [], []
-            view.on("request", lambda request: asked.append(request.url))
-            view.on("pageerror", lambda error: errors.append(str(error)))
-            view.goto(f"{url}draw/?prompt=a+red+heart")
-            view.locator("#gallery img").first.wait_for()
-            assert errors == []
-            assert [at for at in asked if not at.startswith((f"{url}draw/", "data:", "blob:"))] == []
-            view.close()
-    finally:
-        page.close()
+    due_s = time.monotonic() + READY_S
+    while page.url is None and time.monotonic() < due_s:
+        time.sleep(0.5)
+    with served(tmp_path / "page", "127.0.0.1:0", page) as url:
+        view = browser.new_page()
+        view.set_default_timeout(1000 * READY_S)
+        asked, errors = [], []
+        view.on("request", lambda request: asked.append(request.url))
+        view.on("pageerror", lambda error: errors.append(str(error)))
+        view.goto(f"{url}draw/?prompt=a+red+heart")
+        view.locator("#gallery img").first.wait_for()
+        assert errors == []
+        assert [at for at in asked if not at.startswith((f"{url}draw/", "data:", "blob:"))] == []
+        view.close()
+    assert page.notices == []
