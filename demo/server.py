@@ -4,10 +4,13 @@ import errno
 import os
 import re
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import gradio.http_server
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
@@ -24,6 +27,22 @@ STYLE = Path(__file__).with_name("page.css")
 ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
     if (event.key === "Escape") document.querySelector("#stop:not(:disabled)")?.click();
 })"""
+
+
+class PatientServer(gradio.http_server.Server):
+    """Waits until its thread serves or ends. Gradio's own waits for 5 s, too few on a busy machine, and says then that
+    the port is taken."""
+
+    def run_in_thread(self) -> None:
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+        while not self.started:
+            if not self.thread.is_alive():
+                raise OSError("the page's server ended before it started")
+            time.sleep(0.01)
+
+
+gradio.http_server.Server = PatientServer  # type: ignore[misc]
 
 
 def free_port(host: str, first: int, tries: int = PORTS_TRIED, option: str = "--port") -> int:

@@ -1,14 +1,21 @@
 """The page as served: what it loads, where it listens, whom it lets in."""
 
+import asyncio
+import itertools
 import re
+import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
+import gradio as gr
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from dalle_lean.cli import main
-from demo.server import free_port, read_auth, read_card, read_root_path, serve_calculator
-from tests.demo.conftest import served
+from demo.server import PatientServer, free_port, launch, read_auth, read_card, read_root_path, serve_calculator
+from tests.demo.conftest import own_port, served
 
 
 def get(url):
@@ -29,6 +36,33 @@ def test_a_page_gets_no_public_address_unless_it_is_asked_for(monkeypatch):
     monkeypatch.setattr("gradio.Blocks.launch", lambda _, **options: launched.update(options))
     serve_calculator()
     assert launched["share"] is False
+
+
+def test_a_machine_may_be_too_busy_to_start_a_server_in_the_time_that_gradio_gives_it(monkeypatch):
+    start = uvicorn.Server.startup
+
+    async def slow(server, sockets=None):
+        await asyncio.sleep(0.2)
+        await start(server, sockets)
+
+    hours = itertools.count(step=3600)
+    clock = SimpleNamespace(time=lambda: next(hours), sleep=time.sleep)
+    monkeypatch.setattr("uvicorn.Server.startup", slow)
+    monkeypatch.setattr("gradio.http_server.time", clock)
+    with gr.Blocks() as page:
+        gr.Markdown("late, but here")
+    launch(page, "127.0.0.1", own_port(18460))
+    try:
+        assert "late, but here" in get(page.local_url)
+    finally:
+        page.close(verbose=False)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_that_cannot_listen_does_not_wait(taken_port):
+    config = uvicorn.Config(FastAPI(), port=taken_port, log_level="critical")
+    with pytest.raises(OSError, match="ended before it started"):
+        PatientServer(config).run_in_thread()
 
 
 def test_the_model_card_has_an_address_of_its_own(page_url):
