@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import DESTINATIONS, StoredDtype, progress_bar, say
+from dalle_lean.terminal import ELSEWHERE, StoredDtype, progress_bar, say
 
 
 def pack(
@@ -22,7 +22,8 @@ def pack(
         StoredDtype | None, typer.Option(help="Type of the stored weights.", show_default="MODEL's")
     ] = None,
     publish: Annotated[
-        str | None, typer.Option(metavar="DESTINATION", help=f"Then publish it: {DESTINATIONS}", show_default=False)
+        str | None,
+        typer.Option(metavar="DESTINATION", help=f"Then publish it: hf://OWNER/NAME, {ELSEWHERE}.", show_default=False),
     ] = None,
 ) -> None:
     """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, with every part's hash."""
@@ -34,7 +35,7 @@ def pack(
     from dalle_lean.io.publish import publish as copy
 
     if publish is not None:
-        check_destination(publish)
+        check_destination(publish, "model")
     stored = None if dtype is None else getattr(torch, dtype)
     pack_model(model, out, vocabulary=vocabulary, vqgan=vqgan, clip=clip, card=card, guidance=guidance, dtype=stored)
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())

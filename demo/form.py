@@ -52,9 +52,9 @@ def check_limits(prompt: str, settings: Settings, config: DalleConfig) -> None:
     if len(prompt) > LONGEST_PROMPT:
         raise UserError(f"the prompt has {len(prompt)} characters; shorten it to {LONGEST_PROMPT}")
     if settings.num_images > MOST_IMAGES:
-        raise UserError(f"num_images={settings.num_images}: this page draws at most {MOST_IMAGES}")
+        raise UserError(f"{settings.num_images} candidates: this page draws at most {MOST_IMAGES}")
     if settings.num_best > MOST_BEST:
-        raise UserError(f"best={settings.num_best}: this page shows at most {MOST_BEST}")
+        raise UserError(f"the best {settings.num_best}: this page shows at most {MOST_BEST}")
     for name, value, lowest, highest in (
         ("top_k", settings.top_k, 0, config.image_vocab_size),
         ("temperature", settings.temperature, 0, HIGHEST_TEMPERATURE),

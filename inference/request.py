@@ -42,7 +42,9 @@ class Settings:
             if value < 1:
                 raise UserError(f"{name}={value}: it must be at least 1")
         if self.num_best > self.num_images:
-            raise UserError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
+            raise UserError(
+                f"cannot keep the best {self.best} of {self.num_images} candidates; draw more or keep fewer"
+            )
         if not 0 <= self.top_k < 2**31:
             raise UserError(f"top_k={self.top_k}: it must be 0 (off) or the number of codes to keep")
         if not 0 <= self.top_p <= 1:

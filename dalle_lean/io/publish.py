@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from dalle_lean.errors import UserError
@@ -24,6 +24,8 @@ from dalle_lean.require import require
 
 Files = Mapping[str, Path | bytes]
 """Relative name at the destination -> file or content. The last one, such as config.json, makes the rest usable."""
+
+Content = Literal["dataset", "model"]
 
 PUBLISHED = ".published"  # JSON at the destination: name -> SHA-256, or null for a file that may be missing or outdated
 HUB = re.compile(r"hf://(datasets/)?(?!(?:datasets|spaces)/)([\w.-]+/[\w.-]+)/?")
@@ -52,8 +54,9 @@ def publish(files: Files, destination: str, *, message: str, on_progress: OnProg
         return to_storage(files, hashes, destination, on_progress)
 
 
-def check_destination(destination: str) -> None:
-    """UserError unless this is hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder or a URL that fsspec knows."""
+def check_destination(destination: str, content: Content | None = None) -> None:
+    """UserError unless this is hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder or a URL that fsspec knows; of the
+    hub's, only that for this content."""
     url = urlsplit(destination)
     if url.password or (url.scheme and url.query):
         raise UserError(
@@ -63,12 +66,15 @@ def check_destination(destination: str) -> None:
     if url.scheme != "hf":
         storage_of(destination, extra="preprocessing")
         return
-    hub_repository(destination)
+    kind, repo = hub_repository(destination)
+    if content not in (None, kind):
+        place = f"hf://datasets/{repo}" if content == "dataset" else f"hf://{repo}"
+        raise UserError(f"{destination} is a {kind}'s address on the hub; a {content} goes to {place}")
     require("huggingface_hub", extra="preprocessing")
 
 
-def hub_repository(destination: str) -> tuple[str, str]:
-    """("dataset" or "model", OWNER/NAME) of an address on the hub."""
+def hub_repository(destination: str) -> tuple[Content, str]:
+    """(kind, OWNER/NAME) of an address on the hub."""
     found = HUB.fullmatch(destination)
     if found is None:
         raise UserError(f"{destination}: an address on the hub is hf://datasets/OWNER/NAME or hf://OWNER/NAME")

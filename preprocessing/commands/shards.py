@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dalle_lean.terminal import DESTINATIONS, Device, progress_bar, say
+from dalle_lean.terminal import ELSEWHERE, Device, progress_bar, say
 from dalle_lean.terminal import out as console
 from dalle_lean.words import counted
 
@@ -141,7 +141,7 @@ def dedupe(
 @shards.command()
 def publish(
     folder: Folder,
-    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help=DESTINATIONS)],
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help=f"hf://datasets/OWNER/NAME, {ELSEWHERE}.")],
     license: Annotated[str, typer.Option(help="Of the data, as the hub names it.")] = "unknown",
     license_link: Annotated[str | None, typer.Option(help="URL of a license that the hub has no name for.")] = None,
 ) -> None:
@@ -151,7 +151,7 @@ def publish(
     from dalle_lean.io.publish import publish as run
     from preprocessing.shards.publish import shard_files
 
-    check_destination(destination)
+    check_destination(destination, "dataset")
     files = shard_files(folder, destination.rstrip("/").rpartition("/")[2], license=license, license_link=license_link)
     with progress_bar("publish", "files") as on_progress:
         done = run(files, destination, message="Publish shards", on_progress=on_progress)

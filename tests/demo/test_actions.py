@@ -128,7 +128,7 @@ def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(k
         ("  ", {}, "The prompt is empty; say in a few words what to draw."),
         ("zeppelin " * 222 + "ab", {}, "The prompt has 2000 characters; shorten it to 1000."),
         ("zeppelin", {"seed": None}, "Seed=None: it must be a whole number."),
-        ("zeppelin", {"num_images": 2, "best": 4}, "Best=4 is more than num_images=2; draw more or show fewer."),
+        ("zeppelin", {"num_images": 2, "best": 4}, "Cannot keep the best 4 of 2 candidates; draw more or keep fewer."),
         ("zeppelin", {"upload": b"no picture"}, "The file is not a picture"),
     ],
 )

@@ -44,7 +44,7 @@ def test_fewer_than_four_drawings_are_all_kept(model_folder, tmp_path):
 def test_keeping_more_than_are_drawn_is_a_mistake_and_writes_nothing(model_folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert run("a red heart", "--out", out, "--model", model_folder, "--num-images", 2, "--best", 3) == 2
-    assert capsys.readouterr().err == "error: best=3 is more than num_images=2; draw more or show fewer\n"
+    assert capsys.readouterr().err == "error: cannot keep the best 3 of 2 candidates; draw more or keep fewer\n"
     assert not out.exists()
 
 

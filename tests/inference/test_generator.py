@@ -114,7 +114,7 @@ def test_settings_out_of_range_are_named(wrong):
 
 
 def test_more_cannot_be_kept_than_are_drawn():
-    with pytest.raises(ValueError, match="best=9 is more than num_images=8; draw more or show fewer"):
+    with pytest.raises(ValueError, match="the best 9 of 8 candidates; draw more or keep fewer"):
         Settings(num_images=8, best=9)
     assert Settings(num_images=8, best=8).num_best == 8
 

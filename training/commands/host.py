@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import DESTINATIONS, Device, begin_loading, progress_bar, say, warn
+from dalle_lean.terminal import ELSEWHERE, Device, begin_loading, progress_bar, say, warn
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage, TokenizerFile
 from training.swarm.config import AGGREGATIONS, SWARM_TOML, TimingSection, WireSection
 
@@ -74,7 +74,7 @@ def host(
         str | None,
         typer.Option(
             metavar="DESTINATION",
-            help=f"Keep the newest checkpoint there, as a model folder with a model card: {DESTINATIONS} "
+            help=f"Keep the newest checkpoint, a model folder with a card, at hf://OWNER/NAME, {ELSEWHERE}. "
             "[default: the run's previous one; '' stops publishing]",
         ),
     ] = None,
@@ -148,7 +148,7 @@ def host(
     from training.swarm.network.dht import prepare_process
 
     if publish:
-        check_destination(publish)
+        check_destination(publish, "model")
         publish = publish if is_url(publish) else str(Path(publish).resolve())  # for a start in another folder
     options = HostOptions(
         port=port, announce=announce, listen=listen, donors=donors, publish=publish, peer_list=peer_list

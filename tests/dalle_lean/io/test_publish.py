@@ -128,6 +128,20 @@ def test_a_destination_is_refused_before_anything_is_done(destination, complaint
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("destination", "content", "complaint"),
+    [
+        ("hf://me/birds", "dataset", "a model's address on the hub; a dataset goes to hf://datasets/me/birds"),
+        ("hf://datasets/me/birds", "model", "a dataset's address on the hub; a model goes to hf://me/birds"),
+    ],
+)
+def test_shards_do_not_go_where_models_are_looked_for_nor_the_other_way_round(destination, content, complaint):
+    with pytest.raises(UserError, match=complaint):
+        check_destination(destination, content)
+    check_destination("hf://me/birds", "model")
+    check_destination("hf://datasets/me/birds", "dataset")
+
+
 def test_a_message_shows_no_secret(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
     text = "b'Bearer ab.cd\\n' hf_AbCdEfGh of hf_hub_url at https://host/ab?Sign=01&X=4 with wJalrXUtnFEMI/K7MDENG: no?"
