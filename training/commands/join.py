@@ -34,7 +34,8 @@ Listen = Annotated[
 ]
 Client = Annotated[bool, typer.Option("--client", help="Accept no connections. [default: only if unreachable]")]
 Announce = Annotated[
-    list[str] | None, typer.Option(help="Public address of a forwarded --listen port: /ip4/ADDRESS/tcp/PORT.")
+    list[str] | None,
+    typer.Option(help="IPv4 address at which others reach the --listen port, or /ip4/ADDRESS/tcp/PORT."),
 ]
 BatchSize = Annotated[
     int | None, typer.Option(help="Samples between two reports to the others. [default: measured]", min=1)

@@ -34,6 +34,18 @@ def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
     return tuple(addresses)
 
 
+def announced_address(address: str, port: int) -> str:
+    """An IPv4 address as /ip4/ADDRESS/tcp/PORT, and an address with a port as it is; UserError for anything else."""
+    if "/" not in address:
+        check_ip(address)
+        return f"/ip4/{address}/tcp/{port}"
+    try:
+        Multiaddr(address)["tcp"]
+    except Exception:  # the parser raises various errors
+        raise UserError(f"--announce {address}: it looks like 203.0.113.5 or /ip4/203.0.113.5/tcp/31337") from None
+    return address
+
+
 def check_ip(address: str) -> None:
     """ValueError unless it is an IPv4 address."""
     try:

@@ -130,7 +130,7 @@ def take_part(
             found.addresses,
             client_mode=not found.port,
             listen=listen_on(found.port),
-            announce=options.announce,
+            announce=options.announced,
             identity=found.folder / IDENTITY,
             gate=found.gate,
         )

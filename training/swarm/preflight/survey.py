@@ -25,7 +25,7 @@ from training.swarm.admission.gate import Gate
 from training.swarm.admission.passes import Refused
 from training.swarm.admission.service import enter_by_pass
 from training.swarm.config import SWARM_TOML, SwarmSettings, read_settings
-from training.swarm.network.addresses import EVERYWHERE, addresses_of, free_ports, port_is_free
+from training.swarm.network.addresses import EVERYWHERE, addresses_of, announced_address, free_ports, port_is_free
 from training.swarm.network.bootstrap_service import (
     TOKENIZER,
     RunFiles,
@@ -64,7 +64,8 @@ class JoinOptions:
         folder: stores this peer's identity and position in the data.
         listen: port to accept connections on.
         client: accept no connections.
-        announce: public addresses of a forwarded port, as /ip4/ADDRESS/tcp/PORT.
+        announce: public addresses at which others reach this machine: an IPv4 address, or /ip4/ADDRESS/tcp/PORT if
+            another port is forwarded.
         batch_size: samples between two reports to the others.
         device, precision: as in training alone.
         user: display name on the leaderboard.
@@ -87,8 +88,14 @@ class JoinOptions:
             raise UserError("--client accepts no connections: leave out --listen and --announce")
         if self.announce and self.listen is None:
             raise UserError("--announce needs --listen with the port that it announces")
+        _ = self.announced
         if self.user is not None:
             check_user_name(self.user)
+
+    @property
+    def announced(self) -> list[str]:
+        """The announced addresses with their ports; UserError if one is none."""
+        return [announced_address(address, self.listen or 0) for address in self.announce]
 
     @property
     def reach(self) -> str:
@@ -191,7 +198,7 @@ def temporary_node(addresses: Sequence[str], options: JoinOptions, port: int) ->
                 addresses,
                 client_mode=options.client,
                 listen=listen_on(port),
-                announce=options.announce,
+                announce=options.announced,
                 must_bootstrap=False,
             )
             reason = ""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
 from preprocessing.shards.manifest import read_dataset_info
 from tests.training.conftest import write_shards
@@ -210,6 +211,17 @@ def test_options_that_exclude_each_other_are_refused():
     for options in ({"client": True, "listen": 31337}, {"announce": ("/ip4/203.0.113.5/tcp/31337",)}):
         with pytest.raises(ValueError, match="--announce"):
             JoinOptions(**options)
+
+
+def test_an_announced_address_has_the_port_that_is_listened_on_unless_it_names_another():
+    elsewhere = "/ip4/203.0.113.5/tcp/80"
+    assert JoinOptions(listen=31337, announce=("203.0.113.5", elsewhere)).announced == [
+        "/ip4/203.0.113.5/tcp/31337",
+        elsewhere,
+    ]
+    for wrong in ("home.example", "/ip4/203.0.113.5", "/nowhere/tcp/80"):
+        with pytest.raises(UserError, match=r"203\.0\.113\.5"):
+            JoinOptions(listen=31337, announce=(wrong,))
 
 
 def test_a_port_of_ones_own_that_is_taken_is_refused_before_all_else(settings, tmp_path):
