@@ -17,9 +17,8 @@ from preprocessing.sources.sample import Source
 from preprocessing.sources.tar import TarShards
 
 TAKES = (
-    "a source is a folder of pictures with captions (metadata.jsonl, or .txt beside them), WebDataset tars or Parquet "
-    "with pictures (a folder, a file, or a pattern such as 's3://bucket/{00000..00999}.tar'), a folder that datasets' "
-    "save_to_disk wrote, or a data set's name on the hub, owner/name"
+    "a source is a folder of captioned pictures, WebDataset tars or Parquet (folder, file or pattern), a folder from "
+    "save_to_disk, or owner/name on the hub"
 )
 SHARD_SUFFIXES = {".tar": "tar", ".parquet": "Parquet"}
 """Kinds of shards by suffix. A folder is of the first kind that is in it."""
