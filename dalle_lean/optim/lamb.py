@@ -4,6 +4,7 @@ Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm
 """
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -59,7 +60,7 @@ class Lamb(torch.optim.Optimizer):
     These three change the result by rounding only and are not part of the state dict.
 
     Raises:
-        ValueError: at a step, a number that is not finite.
+        ValueError: a setting out of range; at a step, a number that is not finite.
         MissingPackage: `fused=True` without numba.
     """
 
@@ -108,6 +109,7 @@ class Lamb(torch.optim.Optimizer):
         if not isinstance(params, Tensor):
             param_group["params"] = list(dict.fromkeys(params))
         super().add_param_group(param_group)
+        check_settings(self.param_groups[-1])
         group = self.param_groups[-1]
         sharded = [parameter for parameter in group["params"] if is_sharded(parameter)]
         if sharded and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in sharded)):
@@ -201,6 +203,20 @@ def sync_master(state: dict[str, Any], low: Tensor) -> Tensor:
     if changed.any():
         torch.where(changed, low.to(torch.float32), master, out=master)
     return master
+
+
+def check_settings(group: dict[str, Any]) -> None:
+    """UserError names the first setting of a parameter group that is out of range."""
+    betas, block_size = group["betas"], group["block_size"]
+    for name in ("lr", "eps", "weight_decay"):
+        if not 0 <= group[name] < math.inf:
+            raise UserError(f"{name}={group[name]}: must be a finite number of at least 0")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"betas={betas}: must be two numbers of at least 0 and below 1")
+    if not group["clamp_weight_norm"] > 0:
+        raise UserError(f"clamp_weight_norm={group['clamp_weight_norm']}: must be above 0")
+    if not isinstance(block_size, int) or block_size < 1:
+        raise UserError(f"block_size={block_size}: must be a whole number of at least 1")
 
 
 def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> None:

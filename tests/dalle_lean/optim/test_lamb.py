@@ -1,10 +1,12 @@
 import copy
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from dalle_lean.errors import UserError
 from dalle_lean.optim.lamb import Lamb, has_numba
 from training.run.checkpoint import load_checkpoint, save_checkpoint
 
@@ -59,6 +61,29 @@ def gradients_of(shape, steps, seed=0):
 
 def weights_of(shape, seed=1):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"lr": -1e-3},
+        {"lr": math.nan},
+        {"eps": -1e-6},
+        {"weight_decay": math.inf},
+        {"betas": (0.9, 1.0)},
+        {"betas": (0.9,)},
+        {"clamp_weight_norm": 0.0},
+        {"block_size": 0},
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_range_is_refused_by_name(setting):
+    weight = torch.nn.Parameter(torch.ones(4))
+    (name,) = setting
+    with pytest.raises(UserError, match=f"^{name}="):
+        Lamb([weight], **{"lr": 1e-3} | setting)
+    with pytest.raises(UserError, match=f"^{name}="):
+        Lamb([{"params": [weight], **setting}], lr=1e-3)
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])
