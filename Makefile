@@ -83,7 +83,7 @@ TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --disc
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
 TRAIN := $(BIN)/dalle-lean train --heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 bundled-model: install
-	@echo "some 10 hours on two CPU cores with fast bfloat16: VQGAN 3 1/2, drawing and codes 1/4, transformer 5, CLIP 1"
+	@echo "some 11 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 1/4, transformer 5, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
 		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies plain=20,scene=80,painted=36,pair=28,count=18
@@ -93,8 +93,10 @@ bundled-model: install
 		--encoder-window 8 --batch-size 32 --steps 6000
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-decoder --picture-side 128 --init-from $(RUN)/vqgan-crops \
 		--decoder-only --batch-size 8 --lr 5e-4 --steps 3000
-	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan --picture-side 128 --init-from $(RUN)/vqgan-decoder --decoder-only \
-		--batch-size 8 --lr 2e-4 --squared-weight 20 --steps 1600
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-squared --picture-side 128 --init-from $(RUN)/vqgan-decoder \
+		--decoder-only --batch-size 8 --lr 2e-4 --squared-weight 20 --steps 1600
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan --picture-side 128 --init-from $(RUN)/vqgan-squared --decoder-only \
+		--batch-size 8 --lr 5e-4 --squared-weight 20 --steps 6000
 	$(PREPROCESS) data/emoji/heldout $(RUN)/shards/heldout
 	$(PREPROCESS) data/emoji/train $(RUN)/shards/train
 	$(PREPROCESS) data/emoji-more/train $(RUN)/shards/more
