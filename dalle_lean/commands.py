@@ -10,7 +10,9 @@ from dalle_lean.terminal import ELSEWHERE, StoredDtype, progress_bar, say
 
 def pack(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder to start from, such as RUN/model.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write; an existing one is replaced.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Model folder to write or replace; other files in it stay.")
+    ],
     vocabulary: Annotated[Path | None, typer.Option(help="vocabulary.json.", show_default="MODEL's")] = None,
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder.", show_default="MODEL's")] = None,
     clip: Annotated[Path | None, typer.Option(help="CLIP folder.", show_default="MODEL's")] = None,

@@ -15,6 +15,7 @@ from dalle_lean.errors import UserError, check_guidance
 from dalle_lean.io.files import (
     MOST_BYTES,
     fresh_folder,
+    link_or_copy,
     read_bytes,
     read_json,
     read_text,
@@ -85,6 +86,7 @@ def save_model(
             "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
         }
         write_json(fresh / "config.json", content)
+        keep_other_files(folder, fresh)
         fresh.chmod(0o755)
         replace_folder(fresh, folder)
 
@@ -138,8 +140,15 @@ def pack_model(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Write the model folder `model` to `out` with other parts or another dtype; None keeps `model`'s. ValueError if
-    `vocabulary` is not a vocabulary, or the model was not trained on codes of `vqgan`."""
+    `vocabulary` is not a vocabulary, `clip` not a CLIP, or the model was not trained on codes of `vqgan`."""
     content = check_parts(model)
+    for file in (vocabulary, card):
+        if file is not None and not file.is_file():
+            raise UserError(f"{file}: no such file")
+    if clip is not None:
+        from dalle_lean.clip.scorer import read_clip_config
+
+        read_clip_config(clip)
     if vocabulary is not None:
         Vocabulary.load(vocabulary)
     expected = content.get("vqgan_fingerprint")
@@ -254,6 +263,16 @@ def check_replaceable(folder: Path) -> None:
     config = folder / "config.json"
     if folder.exists() and not (config.is_file() and FORMAT.encode() in read_bytes(config)):
         raise UserError(f"{folder} is neither empty nor a model folder and is not replaced; name another folder")
+
+
+def keep_other_files(folder: Path, fresh: Path) -> None:
+    """Take over what is no part of a model, such as the pictures that a card shows. Hidden files go."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.is_file() and path.suffix not in HASHED_SUFFIXES and name != Path("README.md") and not hidden:
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, fresh / name)
 
 
 def replace_folder(fresh: Path, folder: Path) -> None:

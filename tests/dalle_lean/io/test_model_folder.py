@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +113,32 @@ def test_saving_again_replaces_the_folder_whole(folder, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_saving_again_leaves_alone_what_is_no_part_of_the_model(folder):
+    (folder / "sub").mkdir()
+    for name in ("pictures.png", "sub/notes.txt"):
+        (folder / name).write_text("mine")
+    pack_model(folder, folder)
+    check_parts(folder)
+    assert [(folder / name).read_text() for name in ("pictures.png", "sub/notes.txt")] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"clip": Path("vqgan")}, "is not of the format dalle_lean_clip/1"),
+        ({"card": Path("nothere.md")}, r"nothere\.md: no such file"),
+        ({"vocabulary": Path("nothere.json")}, r"nothere\.json: no such file"),
+    ],
+    ids=["a VQGAN for a CLIP", "no card", "no vocabulary"],
+)
+def test_a_part_that_is_none_leaves_the_folder_as_it_was(folder, tmp_path, monkeypatch, parts, complaint):
+    monkeypatch.chdir(tmp_path)
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(UserError, match=complaint):
+        pack_model(folder, folder, **parts)
+    assert (folder / "config.json").read_bytes() == before
+
+
 def test_a_folder_of_something_else_is_never_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
@@ -161,7 +188,8 @@ def test_what_another_machine_writes_is_left_alone(folder, tmp_path):
 def test_packing_adds_parts_and_keeps_the_others(folder, tmp_path):
     clip = tmp_path / "clip"
     clip.mkdir()
-    (clip / "config.json").write_text("{}")
+    architecture = {"format": "dalle_lean_clip/1", "architecture": "", "image_mean": [], "image_std": []}
+    (clip / "config.json").write_text(json.dumps(architecture | {"tokenizer": "open_clip", "sha256": {}}))
     pack_model(folder, tmp_path / "packed", clip=clip, dtype=torch.bfloat16)
     packed = check_parts(tmp_path / "packed")["parts"]
     assert sorted(packed) == ["clip/config.json", "model.safetensors", "tokenizer.json", "vqgan/config.json"]
