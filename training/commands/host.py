@@ -2,6 +2,7 @@
 
 import ipaddress
 import math
+import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -200,7 +201,10 @@ def host(
             ports = ", ".join(str(port) for port in host_config.ports.values())
             announced = ipaddress.ip_address(host_config.announce)
             say(f"the run {settings.swarm.name} is ready (TCP ports {ports}); {who_joins(announced)}")
-            say(f"    dalle-lean join {' '.join([*addresses, *helper_of])}")
+            local = not is_url(settings.swarm.data) and not helper_of
+            copy = shlex.quote(settings.swarm.data) if announced.is_loopback else "COPY"
+            data_option = ["--data", copy] if local else []
+            say(f"    dalle-lean join {' '.join([*addresses, *helper_of, *data_option])}")
             if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
                 say(f"and a code from dalle-lean invite {run_dir}")
             if not announced.is_loopback and not announced.is_global:
@@ -210,7 +214,7 @@ def host(
                 )
             if page:
                 say(f"the run's page is at http://{page_address}")
-            if not is_url(settings.swarm.data) and not helper_of:
+            if local:
                 warn(f"every volunteer needs a copy of {settings.swarm.data}, named with --data")
 
         page_options = ["--page", "--page-address", page_address] if page else []
@@ -241,7 +245,7 @@ def host(
 
 def who_joins(announced: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
     if announced.is_loopback:
-        return "for other machines, set --announce; on this machine, join with"
+        return "other machines need another --announce; on this machine, join with"
     return "any machine joins with"
 
 

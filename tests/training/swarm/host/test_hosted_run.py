@@ -45,6 +45,12 @@ def hosted(shards, tmp_path_factory):
 
 
 @pytest.mark.swarm
+def test_the_line_for_volunteers_names_the_data_that_they_need(running):
+    data = read_settings(running.run_dir).swarm.data
+    assert f" --data {data}" in running.output.read_text().replace("\n", "")
+
+
+@pytest.mark.swarm
 def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
     until("step 2", lambda: running.step() >= 2)
     checkpoint = until("a checkpoint", lambda: list_checkpoints(running.run_dir, print))[0]
