@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import ELSEWHERE, StoredDtype, progress_bar, say
+from dalle_lean.terminal import OTHER_DESTINATIONS, StoredDtype, progress_bar, say
 
 
 def pack(
@@ -25,7 +25,9 @@ def pack(
     ] = None,
     publish: Annotated[
         str | None,
-        typer.Option(metavar="DESTINATION", help=f"Then publish it: hf://OWNER/NAME, {ELSEWHERE}.", show_default=False),
+        typer.Option(
+            metavar="DESTINATION", help=f"Then publish it: hf://OWNER/NAME, {OTHER_DESTINATIONS}.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, with every part's hash."""

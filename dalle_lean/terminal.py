@@ -23,7 +23,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto is CU
 BatchSize = Annotated[int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")]
 StoredDtype = Literal["float32", "bfloat16"]
 """Types of stored weights, by torch's names."""
-ELSEWHERE = "a folder, or a URL for fsspec such as s3://BUCKET/NAME"
+OTHER_DESTINATIONS = "a folder, or a URL for fsspec such as s3://BUCKET/NAME"
 
 
 out = Console(highlight=False, soft_wrap=True)

@@ -86,7 +86,6 @@ def save_model(
             "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
         }
         write_json(fresh / "config.json", content)
-        keep_other_files(folder, fresh)
         fresh.chmod(0o755)
         replace_folder(fresh, folder)
 
@@ -225,9 +224,14 @@ def hashed_parts(folder: Path) -> list[str]:
 
     Hidden files are no parts: the hub's client leaves some in .cache.
     """
-    files = (path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.is_file())
-    parts = [path.relative_to(folder) for path in files if path != folder / "config.json"]
-    return sorted(part.as_posix() for part in parts if not any(name.startswith(".") for name in part.parts))
+    parts = (name for name in visible_files(folder) if name.suffix in HASHED_SUFFIXES and name != Path("config.json"))
+    return sorted(part.as_posix() for part in parts)
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Paths, relative to the folder, of the files in it and its subfolders that are not hidden."""
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
 def find_model(name: str | None = None) -> Path:
@@ -267,22 +271,21 @@ def check_replaceable(folder: Path) -> None:
 
 def keep_other_files(folder: Path, fresh: Path) -> None:
     """Take over what is no part of a model, such as the pictures that a card shows. Hidden files go."""
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.is_file() and path.suffix not in HASHED_SUFFIXES and name != Path("README.md") and not hidden:
+    for name in visible_files(folder):
+        if name.suffix not in HASHED_SUFFIXES and name != Path("README.md"):
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(path, fresh / name)
+            link_or_copy(folder / name, fresh / name)
 
 
 def replace_folder(fresh: Path, folder: Path) -> None:
-    """Replace `folder` by the complete folder `fresh`. A kill between the two renames leaves the old folder as
-    `.NAME.old`; the next call first puts it back, so a complete folder is never lost."""
+    """Replace the model folder `folder` by `fresh`, and keep its other files. A kill between the two renames leaves
+    the old folder as `.NAME.old`; the next call first puts it back, so a complete folder is never lost."""
     retired = folder.with_name(f".{folder.name}.old")
     if retired.exists() and not folder.exists():
         os.rename(retired, folder)
     shutil.rmtree(retired, ignore_errors=True)
     if folder.exists():
+        keep_other_files(folder, fresh)
         os.rename(folder, retired)
     os.rename(fresh, folder)
     sync_folder(folder.parent)

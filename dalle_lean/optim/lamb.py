@@ -109,8 +109,8 @@ class Lamb(torch.optim.Optimizer):
         if not isinstance(params, Tensor):
             param_group["params"] = list(dict.fromkeys(params))
         super().add_param_group(param_group)
-        check_settings(self.param_groups[-1])
         group = self.param_groups[-1]
+        check_settings(group)
         sharded = [parameter for parameter in group["params"] if is_sharded(parameter)]
         if sharded and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in sharded)):
             raise UserError("sharded parameters (FSDP): must be float32, with eight_bit=False and offload=False")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dalle_lean.terminal import ELSEWHERE, Device, progress_bar, say
+from dalle_lean.terminal import OTHER_DESTINATIONS, Device, progress_bar, say
 from dalle_lean.terminal import out as console
 from dalle_lean.words import counted
 
@@ -141,7 +141,9 @@ def dedupe(
 @shards.command()
 def publish(
     folder: Folder,
-    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help=f"hf://datasets/OWNER/NAME, {ELSEWHERE}.")],
+    destination: Annotated[
+        str, typer.Argument(metavar="DESTINATION", help=f"hf://datasets/OWNER/NAME, {OTHER_DESTINATIONS}.")
+    ],
     license: Annotated[str, typer.Option(help="Of the data, as the hub names it.")] = "unknown",
     license_link: Annotated[str | None, typer.Option(help="URL of a license that the hub has no name for.")] = None,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import ELSEWHERE, Device, begin_loading, progress_bar, say, warn
+from dalle_lean.terminal import OTHER_DESTINATIONS, Device, begin_loading, progress_bar, say, warn
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage, TokenizerFile
 from training.swarm.config import AGGREGATIONS, SWARM_TOML, TimingSection, WireSection
 
@@ -75,7 +75,7 @@ def host(
         str | None,
         typer.Option(
             metavar="DESTINATION",
-            help=f"Keep the newest checkpoint, a model folder with a card, at hf://OWNER/NAME, {ELSEWHERE}. "
+            help=f"Keep the newest checkpoint, a model folder with a card, at hf://OWNER/NAME, {OTHER_DESTINATIONS}. "
             "[default: the run's previous one; '' stops publishing]",
         ),
     ] = None,

@@ -150,9 +150,10 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path):
 def test_a_kill_between_the_renames_loses_no_folder(folder, tmp_path):
     fresh = tmp_path / "fresh"
     fresh.mkdir()
+    (folder / "pictures.png").write_text("mine")
     folder.rename(tmp_path / ".model.old")
     replace_folder(fresh, folder)
-    assert list(folder.iterdir()) == []
+    assert [path.name for path in folder.iterdir()] == ["pictures.png"]
     assert not (tmp_path / ".model.old").exists()
 
 
