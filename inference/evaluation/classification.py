@@ -4,9 +4,11 @@ Shapes: N pictures, S side in pixels, T things.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image
 from torch import Tensor
@@ -15,7 +17,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.thing_classifier import ThingClassifier
 from dalle_lean.images.vqgan import VQGAN
 from inference.evaluation.attribute_accuracy import AttributeAccuracy
-from inference.evaluation.captions import read_lines, read_pixels, sample
+from inference.evaluation.captions import Line, read_lines, read_pixels, sample
 from inference.evaluation.prompt_sampling import Samples
 from inference.evaluation.questions import Question, question_of
 from inference.evaluation.reconstruction import reconstruct
@@ -23,11 +25,34 @@ from inference.evaluation.stats import Proportion
 
 CANDIDATES = 200
 HELD_OUT_PAIRS = "on grounds and in colours it was never seen in"
+
+
+class PromptKind(NamedTuple):
+    """Prompts about one thing each."""
+
+    folder: str  # train or heldout
+    wanted: Callable[[Line], bool]
+    """Whether a line of the folder's listing is one of them."""
+    frames: tuple[str, ...] = ("{text}",)
+    """The prompts that are made of a line, in turns: of its caption {text} or the name {thing}."""
+
+
 OTHER_PROMPTS = {
-    "on grounds it was seen on": ("train", lambda line: line["kind"] == "scene"),
-    "never seen at all": ("heldout", lambda line: line["held_out"] == "concept"),
+    "on grounds it was seen on": PromptKind("train", lambda line: line["kind"] == "scene"),
+    "asked for with words that training never showed": PromptKind(
+        "train",
+        lambda line: line["kind"] == "plain",
+        (
+            "my happy {thing}",
+            "the fluffy {thing}",
+            "a cute {thing} in the countryside",
+            "an elegant {thing} for grandma",
+            "please draw a lovely {thing}!",
+            "{thing} enjoying holidays",
+        ),
+    ),
+    "never seen at all": PromptKind("heldout", lambda line: line["held_out"] == "concept"),
 }
-"""Prompts about one thing each: their folder, and which of its lines."""
 
 Drawn = Sequence[tuple[Question, Samples]]
 
@@ -60,11 +85,14 @@ def check_classifier(name: str, questions: Iterable[Question], classifier: Thing
 def choose_thing_questions(folder: Path, of_each: int, seed: int) -> dict[str, list[Question]]:
     """At most `of_each` different questions about one thing for each of OTHER_PROMPTS in the data."""
     found = {}
-    for name, (part, wanted) in OTHER_PROMPTS.items():
+    for name, (part, wanted, frames) in OTHER_PROMPTS.items():
         alone = [line for line in read_lines(folder / part) if "kind" in line and len(line["things"]) == 1]
         different = {line["text"]: line for line in alone if wanted(line)}
         lines = sample(list(different.values()), of_each, f"{seed}/{name}")
-        found[name] = [question_of(folder / part, line) for line in lines]
+        found[name] = [
+            replace(question_of(folder / part, line), prompt=frame.format(text=line["text"], thing=line["things"][0]))
+            for line, frame in zip(lines, cycle(frames), strict=False)
+        ]
     return {name: questions for name, questions in found.items() if questions}
 
 

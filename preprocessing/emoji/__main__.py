@@ -30,6 +30,10 @@ def command(
     copies: Annotated[
         str, typer.Option(help="Training pictures of each kind that a thing has; kinds left out have none.")
     ] = ALL_COPIES,
+    fillers: Annotated[
+        float,
+        typer.Option(help="Share of the training captions with words that the picture does not show.", min=0, max=1),
+    ] = 0.0,
     processes: Annotated[int, typer.Option(help="Processes that draw.", min=1)] = os.cpu_count() or 1,
 ) -> None:
     """Draw the emoji picture set: things alone, on coloured grounds, painted, in pairs, counted."""
@@ -44,6 +48,7 @@ def command(
                 sets=sets.split(","),
                 only_pairs_held_out=only_pairs_held_out,
                 copies=read_copies(copies),
+                fillers=fillers,
                 on_progress=on_progress,
             )
     except Exception as failure:

@@ -37,14 +37,15 @@ def build(
     sets: Sequence[str] = (BUNDLED_SET,),
     only_pairs_held_out: bool = False,
     copies: Mapping[str, int] = COPIES,
+    fillers: float = 0.0,
     on_progress: OnProgress = unwatched,
 ) -> dict[str, dict[str, int]]:
     """Write OUT/train, OUT/heldout, OUT/heldout.json and OUT/LICENSES; count what is in and what is left out.
 
     `packages` is npm's node_modules; pictures are side x side pixels, of the drawings in `sets`. The same seed writes
     the same bytes. `only_pairs_held_out`: training sees every thing, drawing, ground and colour, as a judge of others'
-    pictures should. `copies` says how many training pictures of each kind a thing has. Everything is drawn beside OUT
-    first and takes its place at the end.
+    pictures should. `copies` and `fillers` are those of `plan_training`. Everything is drawn beside OUT first and
+    takes its place at the end.
 
     Raises ValueError if OUT holds something else, or a set is not among the packages.
     """
@@ -72,7 +73,7 @@ def build(
         drawings = without_lookalikes(drawings, sprites, dropped)
         held_out = HeldOut() if only_pairs_held_out else hold_out(drawings)
         parts = {
-            "train": plan_training(drawings, held_out, seed, copies),
+            "train": plan_training(drawings, held_out, seed, copies, fillers),
             "heldout": plan_held_out(drawings, held_out, seed),
         }
         total += sum(map(len, parts.values()))

@@ -18,12 +18,14 @@ PLACES = {
 }
 
 RELATIONS = {
-    "left of": ("left of", "to the left of"),
+    "left of": ("left of", "to the left of", "next to", "and", "and", "and"),
     "right of": ("right of", "to the right of"),
-    "above": ("above",),
-    "below": ("below",),
+    "above": ("above", "on top of"),
+    "below": ("below", "under"),
 }
+"""In each relation of the first thing to the second. With "and" and "next to" they stand in the order of reading."""
 OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+SIZE_WORDS = {"small": ("small", "small", "little", "tiny"), "big": ("big", "big", "large", "huge")}
 NUMBERS = {2: ("two", "2"), 3: ("three", "3"), 4: ("four", "4")}
 SHARE_OF_SYNONYMS = 0.3  # of the captions of things that have any
 SHARE_WITHOUT_ARTICLE = 0.3
@@ -68,7 +70,7 @@ def scene_caption(
     name: str, ground: str, size: str | None, place: str, random: Random, paint: str | None = None
 ) -> str:
     """A caption of one thing on a ground; some captions mention its size and place."""
-    mentioned_size = size if random.random() < 0.5 else None
+    mentioned_size = random.choice(SIZE_WORDS[size]) if size and random.random() < 0.5 else None
     where = PLACES[place] if random.random() < (0.15 if place == "centre" else 0.7) else None
     thing, on = mention(name, random, mentioned_size, paint), on_ground(ground, random)
     if where is None:
@@ -80,8 +82,7 @@ def pair_caption(first: str, second: str, relation: str, ground: str, random: Ra
     """A caption of two things, `first` standing in `relation` to `second`."""
     if random.random() < 0.5:
         first, second, relation = second, first, OPPOSITES[relation]
-    beside = ("next to",) if relation in ("left of", "right of") else ()
-    words = random.choice((*RELATIONS[relation] * 2, *beside, "and"))
+    words = random.choice(RELATIONS[relation])
     return f"{mention(first, random)} {words} {mention(second, random)}{on_ground(ground, random)}"
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
+from preprocessing.emoji.fillers import as_typed
 from preprocessing.emoji.heldout import SCENE_GROUPS, HeldOut, allowed_grounds, allowed_paints
 from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
@@ -16,9 +17,14 @@ SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times 
 
 
 def plan_training(
-    drawings: Sequence[Drawing], held_out: HeldOut, seed: int, copies: Mapping[str, int] = COPIES
+    drawings: Sequence[Drawing],
+    held_out: HeldOut,
+    seed: int,
+    copies: Mapping[str, int] = COPIES,
+    fillers: float = 0.0,
 ) -> list[Picture]:
-    """Every training picture, shuffled; `copies` says how many of each kind a thing has."""
+    """Every training picture, shuffled; `copies` says how many of each kind a thing has, `fillers` which share of the
+    captions has words that the picture does not show."""
     pictures: list[Picture] = []
     known = [d for d in drawings if held_out.reason([d.thing.name], [d.set], "white") is None]
     shapes = [d for d in known if d.thing.group == "shape"]
@@ -46,7 +52,11 @@ def plan_training(
             ]
         pictures += painted(drawing, held_out, copies["painted"], Random(f"{seed}/painted/{drawing.set}/{name}"))
     Random(f"{seed}/order").shuffle(pictures)
-    return pictures
+    random = Random(f"{seed}/fillers")
+    return [
+        replace(picture, text=as_typed(picture.text, random)) if random.random() < fillers else picture
+        for picture in pictures
+    ]
 
 
 def painted(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> Iterator[Picture]:

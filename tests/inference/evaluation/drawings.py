@@ -78,3 +78,6 @@ def write_data(folder: Path) -> Path:
             lines.append(json.dumps({"file_name": f"{number}.png", **facts}))
         (folder / name / "metadata.jsonl").write_text("\n".join(lines) + "\n")
     return folder
+
+
+TRAIN.append((line("a ball", kind="plain"), discs("white", ("red", 0.5, 0.9))))

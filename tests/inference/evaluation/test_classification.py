@@ -133,9 +133,11 @@ def test_things_seen_in_training_and_things_never_seen_are_asked_too(tmp_path):
     asked = choose_thing_questions(write_data(tmp_path / "emoji"), 2, seed=0)
     assert {name: {question.things for question in questions} for name, questions in asked.items()} == {
         "on grounds it was seen on": {("ball",)},
+        "asked for with words that training never showed": {("ball",)},
         "never seen at all": {("cube",)},
     }
-    assert [len(questions) for questions in asked.values()] == [2, 1]
+    assert [len(questions) for questions in asked.values()] == [2, 1, 1]
+    assert [questions[0].prompt for questions in asked.values()][1:] == ["my happy ball", "a cube"]
 
 
 def test_the_command_tells_what_the_classifier_sees(model_folder, tmp_path, capsys):
@@ -147,9 +149,9 @@ def test_the_command_tells_what_the_classifier_sees(model_folder, tmp_path, caps
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", *arguments, "--classifier", str(tmp_path / "judge" / "classifier")])
     assert ended.value.code == 0
-    found, seen, never = json.loads((tmp_path / "report" / "report.json").read_text())["right_thing_first"]
+    found, seen, typed, never = json.loads((tmp_path / "report" / "report.json").read_text())["right_thing_first"]
     assert found["best_of"]["1"]["of"] == found["on_drawings"]["of"] == 4
-    assert (seen["best_of"]["1"]["of"], never["best_of"]["1"]["of"]) == (2, 1)
+    assert [each["best_of"]["1"]["of"] for each in (seen, typed, never)] == [2, 1, 1]
     assert (found["judge"], found["among"], found["left_out"]) == ("judge", 2, 0)
     assert f"thing {HELD_OUT_PAIRS}: right first of 2, best of 1, says judge: " in capsys.readouterr().out
     Image.open(tmp_path / "report" / "pictures.png").verify()

@@ -69,7 +69,7 @@ def test_the_report_tells_every_measure(report):
     assert judged["judge"] == "CLIP, which chose the pictures too"
     for copies in judged["nearest_training_picture"].values():
         assert len(copies) == 4
-        assert {copy["file"] for copy in copies} <= {"0.png", "1.png", "2.png"}
+        assert {copy["file"] for copy in copies} <= {"0.png", "1.png", "2.png", "3.png"}
         assert all(-1 <= copy["similarity"] <= 1.001 for copy in copies)
     assert [claim["prompts"] for claim in content["claims"]] == [7, 4, 4, 4]
     assert content["claims"][0]["text"] == "To choose the best 1 of 3 pictures by CLIP helps"

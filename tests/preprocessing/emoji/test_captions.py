@@ -4,7 +4,15 @@ from random import Random
 
 import pytest
 
-from preprocessing.emoji.captions import PLACES, count_caption, noun_phrase, pair_caption, plain_caption, scene_caption
+from preprocessing.emoji.captions import (
+    PLACES,
+    SIZE_WORDS,
+    count_caption,
+    noun_phrase,
+    pair_caption,
+    plain_caption,
+    scene_caption,
+)
 from preprocessing.emoji.names import SYNONYMS, caption_name, contains_words, plural
 
 
@@ -76,7 +84,8 @@ def test_scene_captions_name_the_ground_and_no_other_size_or_place(size, place):
     for caption in captions:
         assert contains_words(caption, "owl")
         assert contains_words(caption, "orange")
-        assert {word for word in ("small", "big") if word in caption.split()} <= {size}
+        said = {name for name, words in SIZE_WORDS.items() if {*words} & {*caption.split()}}
+        assert said <= {size}
         rest = caption.replace(PLACES[place], "")
         assert not any(words in rest for words in PLACES.values())
 
@@ -96,7 +105,19 @@ def test_pair_captions_hold_whichever_thing_they_begin_with(relation):
     for caption, with_owl in zip(captions, begins_with_owl, strict=True):
         false = opposite if with_owl else relation
         assert false not in caption
-        assert "next to" not in caption or relation in ("left of", "right of")
+
+
+@pytest.mark.parametrize(("relation", "first"), [("left of", "owl"), ("right of", "tree")])
+@pytest.mark.parametrize("words", [" and ", " next to "])
+def test_two_things_without_a_side_stand_in_the_order_of_reading(relation, first, words):
+    captions = {pair_caption("owl", "tree", relation, "blue", Random(i)) for i in range(200)}
+    assert {contains_words(caption.split(words)[0], first) for caption in captions if words in caption} == {True}
+
+
+@pytest.mark.parametrize("relation", ["above", "below"])
+def test_two_things_one_above_the_other_are_said_to_be(relation):
+    captions = {pair_caption("owl", "tree", relation, "blue", Random(i)) for i in range(200)}
+    assert not any(" and " in caption or "next to" in caption for caption in captions)
 
 
 @pytest.mark.parametrize(

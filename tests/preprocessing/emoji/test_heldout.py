@@ -1,6 +1,7 @@
 """Nothing held out is in training, and what is held out apart is known apart."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -114,6 +115,13 @@ def test_copies_of_a_kind_change_that_kind_alone(drawings, held_out, training, k
     more = Counter(p.kind for p in plan_training(drawings, held_out, 0, {**COPIES, kind: 3 * COPIES[kind]}))
     # One stream of random numbers draws all of a thing: more of one kind changes which pairs come up held out.
     assert {**more, "pair": 0} == {**once, kind: 3 * once[kind], "pair": 0}
+
+
+def test_fillers_change_that_share_of_the_captions_and_nothing_else(drawings, held_out, training):
+    typed = plan_training(drawings, held_out, seed=0, fillers=0.4)
+    assert [replace(picture, text="") for picture in typed] == [replace(picture, text="") for picture in training]
+    changed = sum(one.text != other.text for one, other in zip(typed, training, strict=True))
+    assert 0.3 < changed / len(training) < 0.4
 
 
 def test_copies_are_read_by_kind():

@@ -1,0 +1,59 @@
+"""Captions as people type them, with words that the picture does not show.
+
+"Please draw my happy robot at the seaside!" should still draw the robot. Nearly all such words are made up, a new one
+each time: so the model learns to pass over what it does not know, and none of them counts as learnt (see
+dalle_lean.vocabulary).
+"""
+
+import re
+from random import Random
+
+from preprocessing.emoji.names import with_article
+
+# fmt: off
+ONSETS = ("b", "bl", "br", "c", "ch", "cl", "d", "f", "fl", "g", "gl", "h", "k", "l", "m", "n", "p", "r", "s", "sn",
+          "t", "v", "w", "z")
+VOWELS = ("a", "e", "i", "o", "u", "ee", "oo", "ai", "ou")
+CODAS = ("", "", "b", "ck", "d", "g", "l", "m", "n", "nt", "p", "r", "sh", "st", "t", "x")
+SUFFIXES = ("", "", "y", "er", "ed", "ing", "ish", "ful", "al", "ous", "ly")
+# fmt: on
+
+OPENINGS = ("draw", "draw me", "please draw", "show me", "i want", "i would like", "make", "can you paint", "there is")
+DETERMINERS = ("the", "the", "the", "my", "your", "this", "that", "our")
+MOODS = ("sad", "smiling", "grinning", "crying", "angry")
+"""Known words: they belong to faces."""
+PLACES = ("on the {}", "in the {}", "at the {}", "in a {}", "on {}", "from {}", "with a {}", "for {}")
+
+HEAD = re.compile(r"(an?|the|two|three|four|\d) ")
+
+
+def made_up_word(random: Random) -> str:
+    """A word that sounds English, such as "snoobish"; there are millions, so hardly any comes twice."""
+    syllables = random.choice((1, 2, 2, 2))
+    suffix = random.choice(SUFFIXES if syllables == 2 else SUFFIXES[2:])
+    return "".join(map(random.choice, (ONSETS, VOWELS, CODAS) * syllables)) + suffix
+
+
+def as_typed(caption: str, random: Random) -> str:
+    """`caption` with an adjective, another article, a request before it, a phrase or a mark behind it."""
+    first, *others = caption.split(" and ")
+    others = [dressed(phrase, random) if HEAD.match(phrase) else phrase for phrase in others]
+    typed = " and ".join((dressed(first, random), *others))
+    if random.random() < 0.25:
+        opening = random.choice((*OPENINGS, f"a {made_up_word(random)} of"))
+        typed = f"{opening} {typed}"
+    if random.random() < 0.3:
+        typed += " " + random.choice(PLACES).format(made_up_word(random))
+    return typed + random.choice(("", "", "", "", ".", "!"))
+
+
+def dressed(phrase: str, random: Random) -> str:
+    """A noun phrase with another determiner or an adjective: "a cat" becomes "the cat" or "a glumpy cat"."""
+    match = HEAD.match(phrase)
+    head, noun = (match[1], phrase[match.end() :]) if match else ("", phrase)
+    if random.random() < 0.6:
+        adjective = random.choice(MOODS) if random.random() < 0.2 and "face" not in noun else made_up_word(random)
+        noun = f"{adjective} {noun}"
+    if head.startswith("a") or not head:
+        head = random.choice(DETERMINERS) if random.random() < 0.4 else head
+    return with_article(noun) if head.startswith("a") else f"{head} {noun}".strip()
