@@ -76,19 +76,21 @@ data/emoji-other-sets/heldout.json: | install
 		--sets $(JUDGE_SETS) --only-pairs-held-out
 
 # models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns crops first, then its decoder whole
-# pictures, in the end mostly by their squared error; the transformer goes on with other pictures. `make evaluate` draws the
-# card's pictures.
+# pictures, in the end mostly by their squared error; the transformer goes on with other pictures, at last with captions as
+# people type them. `make evaluate` draws the card's pictures.
 RUN := runs/emoji
 TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --discriminator-start 1 --save-dtype bfloat16
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
 TRAIN := $(BIN)/dalle-lean train --heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 bundled-model: install
-	@echo "some 11 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 1/4, transformer 5, CLIP 1"
+	@echo "some 12 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 1/2, transformer 6, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
 		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies plain=20,scene=80,painted=36,pair=28,count=18
 	test -e data/emoji-painted/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-painted \
 		--packages data/npm/node_modules --side $(SIDE) --seed 2 --copies plain=10,scene=40,painted=72,pair=14,count=9
+	test -e data/emoji-typed/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-typed --fillers 0.4 \
+		--packages data/npm/node_modules --side $(SIDE) --seed 3 --copies plain=14,scene=40,painted=40,pair=60,count=9
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-decoder --picture-side 128 --init-from $(RUN)/vqgan-crops \
@@ -101,9 +103,11 @@ bundled-model: install
 	$(PREPROCESS) data/emoji/train $(RUN)/shards/train
 	$(PREPROCESS) data/emoji-more/train $(RUN)/shards/more
 	$(PREPROCESS) data/emoji-painted/train $(RUN)/shards/painted
+	$(PREPROCESS) data/emoji-typed/train $(RUN)/shards/typed
 	$(TRAIN) $(RUN)/shards/train $(RUN)/dalle-first --config emoji128
 	$(TRAIN) $(RUN)/shards/more $(RUN)/dalle-more --config emoji128-more --init $(RUN)/dalle-first/model --seed 1
-	$(TRAIN) $(RUN)/shards/painted $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-more/model --seed 2
+	$(TRAIN) $(RUN)/shards/painted $(RUN)/dalle-painted --config emoji128-more --init $(RUN)/dalle-more/model --seed 2
+	$(TRAIN) $(RUN)/shards/typed $(RUN)/dalle --config emoji128-more --steps 2000 --init $(RUN)/dalle-painted/model --seed 3
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
