@@ -48,6 +48,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("dalle_lean.convert.commands:convert", "Convert between published checkpoints and model folders."),
 }
 
+SERVERS = ("monitor", "demo", "serve", "calculator")
+"""Commands with nothing to finish or to go on with."""
+
 
 def load(target: str) -> Callable[..., Any]:
     """The function or Typer app that "module:name" names."""
@@ -99,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = build_app(command_name)(arguments, standalone_mode=False)
     except Terminated:
-        tell(f"ended by SIGTERM; what was finished is saved. To go on: dalle-lean {shlex.join(arguments)}")
+        kept = f"; what was finished is saved. To go on: dalle-lean {shlex.join(arguments)}"
+        tell("stopped by SIGTERM" if command_name in SERVERS else f"ended by SIGTERM{kept}")
         sys.exit(EXIT_CODE)
     except KeyboardInterrupt:  # while the command's module was imported
         tell("interrupted")
@@ -110,5 +114,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(2)
         sys.exit(explain(failure))
     if code == INTERRUPTED:  # Typer returns this code after Ctrl+C
-        tell("stopped; what was finished is kept")
+        tell("stopped" if command_name in SERVERS else "stopped; what was finished is kept")
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,9 +1,11 @@
 """The command `dalle-lean demo`."""
 
+import signal
 from typing import Annotated, Any
 
 import typer
 
+from dalle_lean.ending import terminate
 from dalle_lean.terminal import Device, say, warn
 
 
@@ -39,6 +41,7 @@ def demo(
     api: Annotated[bool, typer.Option(help="Offer programs the endpoint /draw.")] = True,
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
+    signal.signal(signal.SIGTERM, terminate)
     from dalle_lean.devices import pick_device
     from dalle_lean.errors import UserError
     from dalle_lean.io.model_folder import find_model

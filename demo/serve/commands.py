@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.ending import Terminated
+from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, say, warn
 from dalle_lean.words import counted
@@ -67,9 +67,3 @@ def serve(
                     warn(f"the previous model stays: {mistake}")
     finally:
         say("the engine has ended")
-
-
-def terminate(*_: object) -> None:
-    """End the engine on SIGTERM, which service managers send, as on Ctrl+C; ignores further ones."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated

@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from dalle_lean.cli import COMMANDS, load, main
+from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
 from dalle_lean.require import MissingPackage
 from tests.children import PROGRAM, start
@@ -158,6 +159,24 @@ main(["convert", "{fifo}", "out"])
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors.strip() == "stopped; what was finished is kept"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", "ended by SIGTERM; what was finished is saved. To go on: dalle-lean train"),
+        ("serve", "stopped by SIGTERM"),
+    ],
+)
+def test_a_program_that_sigterm_ended_says_how_to_go_on_unless_it_is_a_server(command, words, capsys, monkeypatch):
+    monkeypatch.setattr("dalle_lean.cli.load", lambda _: lambda: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main([command])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (stop.value.code, capsys.readouterr().err) == (143, f"{words}\n")
 
 
 @pytest.mark.parametrize("module", ["typer", "training.commands.train"])

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import begin_loading, say, warn
 from dalle_lean.terminal import out as terminal
@@ -87,6 +88,7 @@ def monitor(
 
     prepare_process()
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
         watcher = stack.enter_context(closing(Monitor(source, warn, run_dir)))
         run = first_name(watcher.settings.swarm.name)  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"

@@ -72,6 +72,7 @@ def test_a_page_draws_by_the_engine_which_ends_without_a_trace(folder, tmp_path,
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/ready")
         assert "Traceback" not in logs[0].read_text()
+        assert logs[0].read_text().splitlines()[-1] == ("stopped" if code == 130 else "stopped by SIGTERM")
     finally:
         for process in (engine, page):
             if process is not None:
