@@ -43,14 +43,14 @@ def invite(
     key = run_key_of(run_dir)
     ends = int(time.time() + days * DAY_S)
     given, code = new_invite(key, uses=uses, ends=ends, role=role, name=name or "")
-    addresses = read_settings(run_dir).swarm.addresses
+    swarm = read_settings(run_dir).swarm
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends))
     say(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; keep its code secret.")
     say(f"To revoke it: dalle-lean ban {run_dir} {given.id}. To join:")
     if role == HELPER:
-        say(f"    dalle-lean host RUN_DIR --helper-of {addresses[0]} --announce ITS_ADDRESS --code {code}")
+        say(f"    dalle-lean host RUN_DIR --helper-of {swarm.addresses[0]} --announce ITS_ADDRESS --code {code}")
     else:
-        say(f"    dalle-lean join {' '.join(addresses)} --code {code}")
+        say(f"    dalle-lean join {swarm.join_arguments(swarm.addresses)} --code {code}")
 
 
 def new_invite(key: "SigningKey", **terms: Any) -> tuple["Invite", str]:

@@ -2,7 +2,6 @@
 
 import ipaddress
 import math
-import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -201,10 +200,7 @@ def host(
             ports = ", ".join(str(port) for port in host_config.ports.values())
             announced = ipaddress.ip_address(host_config.announce)
             say(f"the run {settings.swarm.name} is ready (TCP ports {ports}); {who_joins(announced)}")
-            local = not is_url(settings.swarm.data) and not helper_of
-            copy = shlex.quote(settings.swarm.data) if announced.is_loopback else "COPY"
-            data_option = ["--data", copy] if local else []
-            say(f"    dalle-lean join {' '.join([*addresses, *helper_of, *data_option])}")
+            say(f"    dalle-lean join {settings.swarm.join_arguments([*addresses, *helper_of])}")
             if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
                 say(f"and a code from dalle-lean invite {run_dir}")
             if not announced.is_loopback and not announced.is_global:
@@ -214,7 +210,7 @@ def host(
                 )
             if page:
                 say(f"the run's page is at http://{page_address}")
-            if local:
+            if not is_url(settings.swarm.data):
                 warn(f"every volunteer needs a copy of {settings.swarm.data}, named with --data")
 
         page_options = ["--page", "--page-address", page_address] if page else []

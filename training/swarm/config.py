@@ -7,7 +7,9 @@ import dataclasses
 import hashlib
 import json
 import re
+import shlex
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +18,7 @@ from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text, write_bytes
 from dalle_lean.require import require
+from training.data.catalog import is_url
 from training.run.fields import check_fields, check_one_of, typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
 
@@ -73,6 +76,16 @@ class SwarmSection:
             raise UserError(
                 f"protocol = {self.protocol}: this version of dalle-lean uses {PROTOCOL}; install the run's version"
             )
+
+    def join_arguments(self, addresses: Sequence[str]) -> str:
+        """What volunteers write after `dalle-lean join`.
+
+        If the data is a folder, they name theirs: the run's own if the addresses lead to this machine only, else COPY
+        stands for it.
+        """
+        here = all(address.startswith("/ip4/127.") for address in addresses)
+        data = ["--data", shlex.quote(self.data) if here else "COPY"] if self.data and not is_url(self.data) else []
+        return " ".join([*addresses, *data])
 
     @property
     def rollbacks(self) -> int:

@@ -1,7 +1,6 @@
 """host.json: names, addresses and identities of the host's own peers."""
 
 import dataclasses
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +8,10 @@ from typing import Self
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
-from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, make_identity, peer_id_in
+from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, is_listening, make_identity, peer_id_in
 
 HOST_JSON = "host.json"
 IDENTITIES = "identities"
-CONNECT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +81,7 @@ class HostConfig:
 
     def is_up(self, name: str) -> bool:
         """Whether this peer accepts connections."""
-        try:
-            socket.create_connection((self.local_host, self.ports[name]), timeout=CONNECT_TIMEOUT_S).close()
-        except OSError:
-            return False
-        return True
+        return is_listening(self.local_host, self.ports[name])
 
 
 def file_stamps(folder: Path) -> dict[str, Sequence[int]]:

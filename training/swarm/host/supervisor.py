@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,8 @@ PORT_TIMEOUT_S = 15.0
 """How long the processes of an ended peer may still hold its port."""
 LEAVE_TIMEOUT_S = 300.0
 """For all of the host's peers together: enough for a round, and to write a state to a slow disk."""
+PAGE_TIMEOUT_S = 15.0
+"""For the run's page to be written a last time, and its newest checkpoint packed."""
 SILENT_WAIT_S = 3.0
 """After this, the host says what it waits for."""
 
@@ -217,11 +219,8 @@ class Supervisor:
             raise
 
     def end_gracefully(self) -> None:
-        """Send SIGTERM and wait; kill what is left after LEAVE_TIMEOUT_S. The page has nothing to finish."""
+        """Send SIGTERM and wait; kill what is left after LEAVE_TIMEOUT_S. The page is last: it says how it ended."""
         began_s = time.monotonic()
-        if self.page.process is not None:
-            self.page.process.kill()
-            self.page.process.wait()
         duties = {"save its state": self.host_config.donors, "leave the run": self.host_config.helpers}
         for duty, names in duties.items():
             running = {name: process for name in names if (process := self.processes[name].process) is not None}
@@ -246,6 +245,12 @@ class Supervisor:
             for name in names:
                 self.forward_notices(self.processes[name])
                 self.processes[name].process = None
+        if self.page.process is not None:
+            self.page.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.page.process.wait(PAGE_TIMEOUT_S)
+            self.page.process.kill()
+            self.page.process.wait()
 
 
 @contextmanager

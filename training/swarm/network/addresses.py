@@ -16,6 +16,7 @@ from dalle_lean.errors import UserError
 
 EVERYWHERE = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
+CONNECT_TIMEOUT_S = 1.0
 
 
 def peer_of(address: str) -> PeerID:
@@ -79,6 +80,21 @@ def port_is_free(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_listening(host: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_listening_at(address: str) -> bool:
+    """Whether something accepts connections at an address /ip4/HOST/tcp/PORT/p2p/..."""
+    _, _, host, _, port, *_ = address.split("/")
+    return is_listening(host, int(port))
 
 
 def make_identity(path: Path) -> None:

@@ -20,7 +20,7 @@ from training.swarm.admission.service import IDENTITY, begin_admission, counts_o
 from training.swarm.averaging.attestation import Credit, merge, parse_credits
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file
-from training.swarm.network.addresses import addresses_of, peer_of
+from training.swarm.network.addresses import addresses_of, is_listening_at, peer_of
 from training.swarm.network.bootstrap_service import credits_name, fetch_public, fetch_settings, first_answer
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.overview import Overview, StepPace, summarize
@@ -188,6 +188,10 @@ class Monitor:
         if settings is not None and settings.run_id != self.settings.run_id:
             self.on_notice(f"the run continues as {settings.run_id}")
             self.settings, self.pace = settings, StepPace()
+
+    def is_answered(self) -> bool:
+        """Whether a helper accepts connections."""
+        return any(map(is_listening_at, self.addresses))
 
     def close(self) -> None:
         self.dht.shutdown()

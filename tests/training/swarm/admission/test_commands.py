@@ -89,7 +89,9 @@ def test_an_invitation_is_printed_with_the_command_to_join_with(make, tmp_path, 
     settings = make()
     code, said = run(capsys, "invite", tmp_path / "run", "--name", "Anna", "--uses", 3, "--days", 2)
     assert code == 0
-    [made] = re.findall(rf"dalle-lean join {' '.join(settings.swarm.addresses)} --code (\S+)", said)
+    join = settings.swarm.join_arguments(settings.swarm.addresses)
+    assert join.endswith(f" --data {settings.swarm.data}")
+    [made] = re.findall(rf"dalle-lean join {re.escape(join)} --code (\S+)", said)
     invite = Invite.read(made, settings.swarm.run_key)
     assert (invite.uses, invite.name, invite.role) == (3, "Anna", "trainer")
     code, said = run(capsys, "invite", tmp_path / "run", "--role", "helper")

@@ -191,7 +191,16 @@ def test_the_runs_page_starts_once_all_are_up_and_again_where_it_ends_and_never_
     supervisor.poll()
     again = supervisor.page.process
     supervisor.stop()
-    assert again.returncode == -signal.SIGKILL
+    assert again.returncode == -signal.SIGTERM
+
+
+def test_the_runs_page_is_ended_after_the_peers_and_killed_if_it_does_not_end(supervisor, monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "PAGE_TIMEOUT_S", 0.3)
+    order, ends = tmp_path / "order", "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: ({}, {}))"
+    run_as(supervisor, "donor-0", ends.format(f"open({str(order)!r}, 'a').write('donor ')", "sys.exit()"))
+    supervisor.page.process = page = sleeper(ends.format(f"open({str(order)!r}, 'a').write('page ')", "0"))
+    supervisor.stop()
+    assert (order.read_text(), page.returncode) == ("donor page ", -signal.SIGKILL)
 
 
 def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):

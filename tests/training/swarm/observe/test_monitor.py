@@ -327,7 +327,7 @@ def test_the_page_of_a_run_says_what_its_helper_averaged(tmp_path, capsys):
     run = json.loads((tmp_path / "site" / "run.json").read_text())
     [ada] = run["peers"]
     assert (ada["peer"], ada["name"], ada["samples"], ada["claimed_samples"]) == (peer, "Ada", 64, 300)
-    assert (run["attested"], run["overview"]["step"], run["addresses"]) == (True, 7, [address])
+    assert (run["attested"], run["overview"]["step"], run["join"]) == (True, 7, address)
     assert (tmp_path / "site" / "index.html").exists()
 
 
@@ -366,17 +366,22 @@ def is_gone(process):
 
 @pytest.mark.slow
 @pytest.mark.swarm
-def test_a_monitor_goes_on_until_ctrl_c_even_in_a_shells_background_and_leaves_nothing_behind(run, tmp_path):
+@pytest.mark.parametrize(
+    ("ending", "code", "said"), [(signal.SIGINT, 130, "stopped"), (signal.SIGTERM, 143, "stopped by SIGTERM")]
+)
+def test_a_monitor_goes_on_until_ended_even_in_a_shells_background_and_leaves_nothing_behind(
+    run, tmp_path, ending, code, said
+):
     command = [*PROGRAM, "monitor", run[0], "--out", str(tmp_path / "out"), "--interval-s", "1"]
     ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as shells do for background processes
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, preexec_fn=ignore, **pipes) as monitor:
         lines = [monitor.stdout.readline() for _ in range(3)]
         children = psutil.Process(monitor.pid).children(recursive=True)
-        monitor.send_signal(signal.SIGINT)
+        monitor.send_signal(ending)
         errors = monitor.communicate(timeout=60)[1]
     assert all(line.startswith("step 7 of 100") for line in lines)
-    assert (monitor.returncode, errors) == (130, "stopped; what was finished is kept\n")
+    assert (monitor.returncode, errors) == (code, f"{said}\n")
     assert steps_in(tmp_path / "out") == [7]
     assert children
     deadline = time.monotonic() + 10

@@ -41,6 +41,11 @@ class History:
             self.points = [median_point(self.points[i : i + 2]) for i in range(0, len(self.points), 2)]
             self.looks *= 2
 
+    @property
+    def last_step(self) -> int:
+        """The step of the latest observation; 0 before the first."""
+        return int(([*self.points, *self.open] or [[0, 0]])[-1][1] or 0)
+
     def save(self) -> None:
         write_json(self.path, {"run_id": self.run_id, "looks": self.looks, "points": self.points})
 

@@ -9,6 +9,13 @@ const ADMISSION = {
     invite: "This run admits whoever its host invites: ask for a code, and put it in the place of CODE.",
     list: "This run admits the machines on its host's list: the line below names your machine's peer id, for you to send to the host.",
 };
+const STATES = {
+    "finished": run => `Finished: all ${count(run.total_steps)} steps are done. `,
+    "training": () => "",
+    "no trainers": () => "No trainers at the moment. ",
+    "no answer": () => "No helper of the run answers: its host has stopped it, or is offline. ",
+};
+const COPY = " This run's data is a folder: ask its host for it, and put where your copy is in the place of COPY.";
 const place = id => document.getElementById(id);
 const PLOTS = {
     loss: {x: "step", lines: [["loss", "training", "#0f7fd6"], ["heldout_loss", "held-out", "#e07b00"]], range: {}},
@@ -52,14 +59,17 @@ function labelled(made, heads) {
 }
 
 function showNow(run) {
-    const now = run.overview;
+    const now = run.overview, last = column => run.history[column].findLast(value => value !== null) ?? null;
     place("run").textContent = document.title = run.run;
-    place("state").textContent = `${now ? "" : "No trainers at the moment. "}As of ${new Date(run.updated * 1000).toLocaleString()}.`;
+    place("state").textContent = `${STATES[run.state](run)}As of ${new Date(run.updated * 1000).toLocaleString()}.`;
     const speed = now?.samples_per_s === null ? `${now.reported_samples_per_s.toFixed(1)} claimed` : decimals(now?.samples_per_s ?? null, 1);
     const tiles = now ? [
         ["Step", `${count(now.step)} of ${count(now.total_steps)}`], ["Loss", decimals(now.loss, 3)],
         ["Held-out loss", decimals(now.heldout_loss, 3)], ["Participants", count(now.peers)],
         ["Samples/s", speed], ["Time left", duration(now.left_s)],
+    ] : run.history.step.length ? [
+        ["Step", `${count(run.state === "finished" ? run.total_steps : last("step"))} of ${count(run.total_steps)}`],
+        ["Loss", decimals(last("loss"), 3)], ["Held-out loss", decimals(last("heldout_loss"), 3)],
     ] : [];
     place("tiles").replaceChildren(...tiles.map(([name, value]) => {
         const tile = document.createElement("div");
@@ -104,8 +114,8 @@ function showBoard(run) {
 }
 
 function showJoin(run) {
-    place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}${run.admission === "invite" ? " --code CODE" : ""}`;
-    place("admission").textContent = ADMISSION[run.admission] ?? "";
+    place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.join}${run.admission === "invite" ? " --code CODE" : ""}`;
+    place("admission").textContent = (ADMISSION[run.admission] ?? "") + (/ --data COPY$/.test(run.join) ? COPY : "");
     for (const id of ["method", "security"]) place(id).replaceChildren(...run[id].map(text => element("p", text)));
     place("needs").textContent = `${megabytes(run.needs.ram_bytes)} of free memory (${megabytes(run.needs.gpu_bytes)} on a GPU), a clock set by the network, and ${megabytes(run.needs.download_bytes)} to fetch the model's state at first:`;
     place("model").hidden = !run.checkpoint && !run.prompt_page;
@@ -186,7 +196,7 @@ async function refresh() {
         if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
         shown = await answer.json();
     } catch (error) {
-        place("state").textContent = `The page could not be refreshed: ${error.message}.`;
+        place("state").textContent = `The page could not be refreshed, perhaps because its host has ended: ${error.message}.`;
         return;
     }
     for (const show of [showNow, showBoard, showJoin]) show(shown);

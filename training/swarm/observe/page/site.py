@@ -13,7 +13,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_bytes, write_json
 from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.attestation import Credit
-from training.swarm.host.checkpoints import list_checkpoints
+from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
 from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
 from training.swarm.observe.leaderboard import Contributor, Leaderboard
 from training.swarm.observe.monitor import Monitor
@@ -78,6 +78,7 @@ class Site:
         """The pictures and the model that the latest run.json names, at first all that are there."""
         self.packed_step: int | None = None
         self.due_s = -math.inf
+        self.latest: tuple[Overview | None, Leaderboard, PeerRecords] | None = None
         watcher.fetch_credits()
         self.painter = None
         if run_dir is not None:
@@ -95,26 +96,53 @@ class Site:
         """Add the run's state to the history, and refresh the folder every REFRESH_S."""
         if overview is not None:
             self.history.add(overview, self.watcher.settings.run_id)
+        self.latest = overview, board, records
         if time.monotonic() >= self.due_s:
             self.due_s = time.monotonic() + REFRESH_S
             self.refresh(overview, board, records)
             self.watcher.fetch_credits()
 
     def refresh(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
-        """Update the folder."""
-        newest = None
-        if self.run_dir is not None and self.painter is not None:
-            newest = next(reversed(list_checkpoints(self.run_dir, silent)), None)  # the donors report damaged ones
+        """Update the folder, and what this machine makes for it: pictures, the packed model, the prompt page."""
+        newest = self.newest_checkpoint()
+        if self.painter is not None:
             self.painter.poll(newest)
-            if newest is not None and newest.step != self.packed_step:
-                self.packed_step = newest.step
-                try:
-                    model_file.pack(newest, self.run_dir / PUBLIC)
-                except (ValueError, OSError) as error:  # removed meanwhile, or the disk is full: wait for the next
-                    self.on_notice(f"the checkpoint of step {newest.step} is not on the page: {error}")
+        if isinstance(self.prompt_page, PromptPage):
+            self.prompt_page.poll(newest)
+        self.pack(newest)
+        self.write(overview, board, records)
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest of the run's folder; None before the first, and on other machines than the host's."""
+        found = [] if self.run_dir is None else list_checkpoints(self.run_dir, silent)  # the donors report damaged ones
+        return found[-1] if found else None
+
+    def pack(self, newest: Checkpoint | None) -> None:
+        """Pack a checkpoint for the page, once."""
+        if self.run_dir is None or newest is None or newest.step == self.packed_step:
+            return
+        self.packed_step = newest.step
+        try:
+            model_file.pack(newest, self.run_dir / PUBLIC)
+        except (ValueError, OSError) as error:  # removed meanwhile, or the disk is full: wait for the next
+            self.on_notice(f"the checkpoint of step {newest.step} is not on the page: {error}")
+
+    def state(self, overview: Overview | None) -> str:
+        """What a visitor must know first: "finished", "training", "no trainers", or "no answer" of any helper."""
+        settings, newest, history = self.watcher.settings, self.newest_checkpoint(), self.history
+        # The last trainers leave at once: the final step may only be seen in its checkpoint.
+        steps = [known.step for known in (overview, newest) if known is not None]
+        steps += [history.last_step] if history.run_id == settings.run_id else []
+        if max(steps, default=0) >= settings.total_steps:
+            return "finished"
+        if overview is not None:
+            return "training"
+        return "no trainers" if self.watcher.is_answered() else "no answer"
+
+    def write(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
+        """Write run.json, with the files that it names."""
         prompt_page, pictures = self.prompt_page, self.pictures()
         if isinstance(prompt_page, PromptPage):
-            prompt_page.poll(newest)
             prompt_page = None if prompt_page.url is None else f"{PATH}/"
         self.download = self.newest_download()
         settings = self.watcher.settings
@@ -122,6 +150,8 @@ class Site:
         shown = {
             "run": board.run,
             "updated": time.time(),
+            "state": self.state(overview),
+            "total_steps": settings.total_steps,
             "overview": overview and asdict(overview),
             "history": self.history.columns(),
             "peers": [
@@ -132,7 +162,7 @@ class Site:
             "samples_in_all": sum(contributor.averaged_samples for _, contributor in ranked),
             "claimed_in_all": sum(contributor.total_samples for _, contributor in ranked),
             "attested": bool(credits),  # whether helpers report what they averaged
-            "addresses": self.addresses,
+            "join": settings.swarm.join_arguments(self.addresses),
             "admission": settings.swarm.admission,
             "method": [words.how_it_trains(settings), words.what_it_trains(settings)],
             "security": words.security(settings),
@@ -179,10 +209,19 @@ class Site:
         return read_chunk(path, start) if path.exists() else None
 
     def close(self) -> None:
+        """End what draws; on the host's machine also write the folder a last time, since the run may have ended."""
         if self.painter is not None:
             self.painter.close()
         if isinstance(self.prompt_page, PromptPage):
             self.prompt_page.close()
+        if self.run_dir is None or self.latest is None:
+            return
+        overview, board, records = self.latest
+        if not self.watcher.is_answered():
+            overview, records = None, PeerRecords({}, 0)
+        self.write(overview, board, records)  # before packing, which may be cut off
+        self.pack(self.newest_checkpoint())
+        self.write(overview, board, records)
 
 
 def row(peer: str, contributor: Contributor, credit: Credit, record: PeerRecord | None) -> dict[str, Any]:

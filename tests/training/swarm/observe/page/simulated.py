@@ -25,9 +25,13 @@ class Watcher:
     addresses: tuple = (ADDRESS,)
     credits: dict = field(default_factory=dict)
     public: dict = field(default_factory=dict)
+    answered: bool = True
 
     def fetch_credits(self):
         pass
+
+    def is_answered(self):
+        return self.answered
 
     def fetch_public(self, name, start=0):
         return self.public.get(name)

@@ -59,6 +59,47 @@ def test_a_run_without_history_has_no_empty_plots(visit, tmp_path):
         assert "No trainers at the moment" in page.locator("#state").inner_text()
 
 
+STATES = {
+    "finished": "Finished: all 1,010 steps are done. As of ",
+    "no answer": "No helper of the run answers: its host has stopped it, or is offline. As of ",
+    "no trainers": "No trainers at the moment. As of ",
+    "training": "As of ",
+}
+
+
+@pytest.mark.parametrize(("state", "words"), STATES.items())
+def test_the_page_says_in_its_first_words_how_the_run_is(visit, tmp_path, state, words):
+    site = simulate(tmp_path, peers=2, steps=10)
+    run = json.loads((site.folder / "run.json").read_text())
+    run |= {"state": state} | ({} if state == "training" else {"overview": None})
+    (site.folder / "run.json").write_text(json.dumps(run))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = visit(url)
+        assert page.locator("#state").inner_text().startswith(words)
+        step = "1,010 of 1,010" if state == "finished" else "10 of 1,010"
+        assert page.locator("#tiles dd").first.inner_text() == step
+
+
+@pytest.mark.parametrize(
+    ("address", "data", "end"),
+    [
+        (ADDRESS, "hf://datasets/o/n", ""),
+        (ADDRESS, "/srv/my shards", " --data COPY"),
+        (ADDRESS.replace("203.0.113.5", "127.0.0.1"), "/srv/my shards", " --data '/srv/my shards'"),
+    ],
+)
+def test_the_line_for_volunteers_names_data_that_are_a_folder(visit, tmp_path, address, data, end):
+    site = open_site(tmp_path)
+    settings = site.watcher.settings
+    site.watcher.settings = replace(settings, swarm=replace(settings.swarm, data=data))
+    site.addresses = (address,)
+    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = visit(url)
+        assert page.locator("#line").inner_text().endswith(address + end)
+        assert ("in the place of COPY" in page.locator("#admission").inner_text()) == end.endswith("COPY")
+
+
 @pytest.mark.parametrize("admission", ["open", "invite", "list"])
 def test_the_line_for_volunteers_fits_whom_the_run_admits(visit, tmp_path, admission):
     site = open_site(tmp_path)

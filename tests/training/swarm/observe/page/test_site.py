@@ -16,8 +16,10 @@ pytest.importorskip("gradio")
 
 from dalle_lean.io.files import sha256_file
 from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, settings_of, simulate
+from tests.training.swarm.observe.test_monitor import record
 from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.host_config import HostConfig
+from training.swarm.observe.overview import summarize
 from training.swarm.observe.page import site as pages
 from training.swarm.observe.page.gallery import Drawn, Gallery
 from training.swarm.observe.page.model_file import Download
@@ -41,7 +43,7 @@ def test_the_page_of_a_large_run_is_small(tmp_path):
     assert len(run["peers"]) == SHOWN_PEERS
     assert run["peers"][0]["samples"] == 299_000
     assert run["peers"][0]["hours"] == 299
-    assert run["addresses"] == [ADDRESS]
+    assert run["join"] == ADDRESS
 
 
 def test_as_many_liars_as_volunteers_change_neither_the_numbers_nor_the_first_places(tmp_path):
@@ -112,6 +114,36 @@ def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path):
     assert shown(elsewhere)["checkpoint"] == shown(host)["checkpoint"]
     name = "model-step-000003.zip"
     assert (elsewhere.folder / name).read_bytes() == (host.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("saved_step", "answered", "state"),
+    [(3, False, "no answer"), (3, True, "no trainers"), (100, False, "finished"), (100, True, "finished")],
+)
+def test_a_page_says_how_its_run_ended_though_the_last_step_was_only_saved(tmp_path, saved_step, answered, state):
+    settings, run_dir = settings_of(100), tmp_path / "run"
+    (run_dir / "public").mkdir(parents=True)
+    tokenizer_of(run_dir)
+    site = open_site(tmp_path, run_dir=run_dir)
+    site.poll(None, board_of(tmp_path), PeerRecords({}, 0))
+    assert shown(site)["state"] == "no trainers"
+    Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(saved_step, build_model(settings), [], 2.0)
+    site.watcher.answered = answered
+    site.close()
+    run = shown(site)
+    assert (run["state"], run["total_steps"], run["checkpoint"]["step"]) == (state, 100, saved_step)
+
+
+def test_a_page_elsewhere_knows_from_the_last_step_seen_that_its_run_has_finished(tmp_path):
+    site = simulate(tmp_path, peers=3, steps=10)
+    board = pages.Leaderboard(tmp_path / "out" / "contributions.json", "simulated")
+    assert shown(site)["state"] == "training"
+    site.watcher.answered, last = False, summarize(PeerRecords({"a": record(step=1010)}, 0), site.watcher.settings, 0.1)
+    site.refresh(None, board, PeerRecords({}, 0))
+    assert shown(site)["state"] == "no answer"
+    site.history.add(last, site.watcher.settings.run_id)
+    site.refresh(None, board, PeerRecords({}, 0))
+    assert shown(site)["state"] == "finished"
 
 
 def tokenizer_of(run_dir):
