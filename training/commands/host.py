@@ -144,7 +144,8 @@ def host(
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.publisher import publishing
     from training.swarm.host.run_setup import HostOptions, make_helper, make_run, previous_config
-    from training.swarm.host.supervisor import host_run
+    from training.swarm.host.supervisor import host_run, wait_for_ports
+    from training.swarm.network.addresses import peer_of
     from training.swarm.network.dht import prepare_process
 
     if publish:
@@ -156,6 +157,8 @@ def host(
     helper_of = helper_of or list(previous_config(run_dir).helper_of)
     if helper_of and (given := options_except(context, HELPER_OPTIONS)):
         raise UserError(f"--helper-of runs a helper of another host's run, whose settings apply: leave out {given}")
+    for address in helper_of:
+        peer_of(address)
     if code is not None and not helper_of:
         raise UserError("--code is for a helper of another host's run: name that run's address with --helper-of")
     if data is None and (run_dir / SWARM_TOML).exists() and (given := options_except(context, MACHINE_OPTIONS)):
@@ -213,6 +216,10 @@ def host(
             if not is_url(settings.swarm.data):
                 warn(f"every volunteer needs a copy of {settings.swarm.data}, named with --data")
 
+        if page:
+            from training.swarm.observe.page.server import listen_at
+
+            listen_at(page_address).close()  # fail here, not in the page's log
         page_options = ["--page", "--page-address", page_address] if page else []
         page_options += [] if export is None else ["--export", str(export.resolve())]
         if page_options and prompt_page is not None:
@@ -221,6 +228,7 @@ def host(
             from training.swarm.observe.page.site import BOKEH, bokeh_file
 
             bokeh_file(BOKEH[0])  # fail here, not in the page's log
+        wait_for_ports(run_dir, host_config, warn)
         say(f"starting {len(host_config.ports)} peers ...")
         with (
             publishing(run_dir, host_config.publish, warn),

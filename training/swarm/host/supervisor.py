@@ -122,7 +122,7 @@ class Supervisor:
         """Wait for an ended peer's processes to free the port; UserError if it was never free."""
         if time.monotonic() - peer.due_s < PORT_TIMEOUT_S or peer.port_reported:
             return
-        taken = f"port {self.host_config.ports[peer.name]} of {peer.name} is taken by another program"
+        taken = port_taken(self.host_config, peer.name)
         if not self.was_ready:
             raise UserError(f"{taken}; end it, or choose other ports with --port")
         self.on_notice(f"{taken}; end it, and {peer.name} starts as soon as the port is free")
@@ -251,6 +251,24 @@ class Supervisor:
                 self.page.process.wait(PAGE_TIMEOUT_S)
             self.page.process.kill()
             self.page.process.wait()
+
+
+def wait_for_ports(run_dir: Path, host_config: HostConfig, on_notice: OnNotice) -> None:
+    """Wait until the ports are free, which processes of an ended host may still hold; UserError if they stay taken."""
+    was_hosted = (run_dir / "logs").exists()
+    due_s = time.monotonic() + (PORT_TIMEOUT_S if was_hosted else 0.0)
+    reported = False
+    while taken := [name for name in host_config.ports if host_config.is_up(name)]:
+        if time.monotonic() >= due_s:
+            raise UserError(f"{port_taken(host_config, taken[0])}; end it, or choose other ports with --port")
+        if not reported:
+            reported = True
+            on_notice(f"{port_taken(host_config, taken[0])}; waiting {PORT_TIMEOUT_S:.0f} s at most until it is free")
+        time.sleep(POLL_S)
+
+
+def port_taken(host_config: HostConfig, name: str) -> str:
+    return f"port {host_config.ports[name]} of {name} is taken by another program"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import time
 from functools import partial
@@ -156,6 +157,19 @@ def test_a_host_ends_on_sigint_where_its_shell_started_it_with_sigint_ignored(sh
         assert "stopped; what was finished is kept" in output.read_text()
     finally:
         kill_family(host)
+
+
+@pytest.mark.parametrize("taken", ["helper-0", "donor-0", "page"])
+def test_a_port_that_is_taken_is_said_before_any_peer_is_started(shards, tmp_path, taken, capsys):
+    make(tmp_path / "run", shards)
+    [page_port] = free_ports(1)
+    ports = HostConfig.load(tmp_path / "run").ports | {"page": page_port}
+    options = ("--page", "--page-address", f"127.0.0.1:{page_port}") if taken == "page" else ()
+    with socket.create_server(("127.0.0.1", ports[taken])):
+        assert run_program("host", str(tmp_path / "run"), *options) == 2
+    said = capsys.readouterr()
+    assert "starting" not in said.out
+    assert (f":{page_port}'" if taken == "page" else f"port {ports[taken]} of {taken} is taken") in said.err
 
 
 def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):

@@ -32,14 +32,7 @@ def served(folder: Path, address: str, prompt_page: PromptPage | None = None) ->
     Raises ValueError if the address cannot be used.
     """
     uvicorn = require("uvicorn", extra="demo")
-    host, _, port = address.rpartition(":")
-    try:
-        if not host:
-            raise ValueError("the host is missing")
-        listener = socket.create_server((host, int(port)))
-    except (ValueError, OverflowError, OSError) as error:
-        raise UserError(f"cannot serve the page at {address!r}: {error}; set --page-address to HOST:PORT") from None
-    with listener:
+    with listen_at(address) as listener:
         config = uvicorn.Config(
             page_app(folder, prompt_page),
             lifespan="off",
@@ -51,10 +44,21 @@ def served(folder: Path, address: str, prompt_page: PromptPage | None = None) ->
         thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
         thread.start()
         try:
-            yield f"http://{host}:{listener.getsockname()[1]}/"
+            yield f"http://{address.rpartition(':')[0]}:{listener.getsockname()[1]}/"
         finally:
             server.should_exit = server.force_exit = True
             thread.join(timeout=5)
+
+
+def listen_at(address: str) -> socket.socket:
+    """A socket that accepts connections at HOST:PORT; UserError if it cannot."""
+    host, _, port = address.rpartition(":")
+    try:
+        if not host:
+            raise ValueError("the host is missing")
+        return socket.create_server((host, int(port)))
+    except (ValueError, OverflowError, OSError) as error:
+        raise UserError(f"cannot serve the page at {address!r}: {error}; set --page-address to HOST:PORT") from None
 
 
 def page_app(folder: Path, prompt_page: PromptPage | None = None) -> Any:
