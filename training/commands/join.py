@@ -149,9 +149,12 @@ def doctor(
     torch_device = pick_device(device)
     if has_hivemind:
         from training.swarm.network.dht import prepare_process
-        from training.swarm.preflight.survey import JoinOptions, survey
+        from training.swarm.preflight.survey import JoinOptions, read_targets, survey
 
         prepare_process()
+        options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, code=code)
+        if target:
+            read_targets(target)  # fail here, not after the checks of this machine
     for_run = target if has_hivemind else None
     if not for_run:
         report(checks.check_versions(versions))
@@ -164,7 +167,6 @@ def doctor(
     if has_hivemind and listen is not None:
         report(checks.check_port(listen))
     if for_run:
-        options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, code=code)
         survey(for_run, options, report)
     else:
         report(checks.check_free_memory(torch_device))

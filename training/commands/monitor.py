@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import begin_loading, say, warn
+from dalle_lean.terminal import begin_loading, say, tell, warn
 from dalle_lean.terminal import out as terminal
 from dalle_lean.words import counted
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
@@ -87,9 +87,13 @@ def monitor(
     from training.swarm.observe.monitor import Monitor, Outputs
 
     prepare_process()
+    if page:
+        from training.swarm.observe.page.server import listen_at
+
+        listen_at(page_address).close()  # fail here, not after connecting
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
-        watcher = stack.enter_context(closing(Monitor(source, warn, run_dir)))
+        watcher = stack.enter_context(closing(Monitor(source, warn, run_dir, on_connect=tell)))
         run = first_name(watcher.settings.swarm.name)  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))

@@ -306,10 +306,13 @@ def parse_settings(text: str, name: str) -> SwarmSettings:
 def read_settings(path: Path) -> SwarmSettings:
     """Read a swarm.toml, or the one in a folder; ValueError as in `parse_settings`."""
     path = path / SWARM_TOML if path.is_dir() else path
+    expected = "name a run's swarm.toml, its folder on the host, or one of its addresses"
     try:
         text = read_text(path, MOST_RECIPE_BYTES)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; name a run's swarm.toml, or one of its addresses") from None
+        raise UserError(f"{path}: no such file; {expected}") from None
+    if not re.search(r"^\s*\[swarm\]", text, re.MULTILINE):
+        raise UserError(f"{path} is no swarm.toml: it has no section [swarm]; {expected}")
     return parse_settings(text, str(path))
 
 

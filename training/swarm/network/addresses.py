@@ -24,14 +24,19 @@ def peer_of(address: str) -> PeerID:
     try:
         return PeerID.from_base58(Multiaddr(address)["p2p"])
     except Exception:  # the parsers raise various errors
-        raise UserError(f"{address!r} is not an address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm...") from None
+        raise UserError(
+            f"{address!r} is not an address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm... and ends in a whole "
+            "peer id; copy all of it"
+        ) from None
 
 
 def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
     """The targets if all are addresses, () for a single file; ValueError otherwise."""
-    addresses = [target for target in targets if "/p2p/" in target]
+    addresses = [target for target in targets if "/p2p/" in target or target.startswith("/ip4/")]
     if len(addresses) not in (0, len(targets)) or (not addresses and len(targets) != 1):
         raise UserError(f"{' '.join(targets)}: name one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)")
+    for address in addresses:
+        peer_of(address)
     return tuple(addresses)
 
 

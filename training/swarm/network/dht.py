@@ -27,6 +27,8 @@ from training.swarm.observe.log import BoundedFileHandler
 
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
 HANDLER = "dalle-lean"
+CONNECT_TIMEOUT_S = 15.0
+"""For libp2p's daemon to start and to reach one of the addresses."""
 
 
 def open_dht(
@@ -68,6 +70,7 @@ def open_dht(
                 use_relay=False,
                 nat_port_map=False,
                 ensure_bootstrap_success=must_bootstrap,
+                startup_timeout=CONNECT_TIMEOUT_S,
                 start=True,
             )
         except Exception as error:  # hivemind passes on any exception of its process

@@ -11,7 +11,7 @@ import hivemind
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
-from dalle_lean.progress import OnNotice
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.require import require
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import MetricsLog, read_metrics
@@ -22,7 +22,7 @@ from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file
 from training.swarm.network.addresses import addresses_of, is_listening_at, peer_of
 from training.swarm.network.bootstrap_service import credits_name, fetch_public, fetch_settings, first_answer
-from training.swarm.network.dht import open_dht
+from training.swarm.network.dht import CONNECT_TIMEOUT_S, open_dht
 from training.swarm.observe.overview import Overview, StepPace, summarize
 from training.swarm.observe.peer_metrics import PeerRecords, read_records
 
@@ -76,11 +76,18 @@ class Monitor:
     Args:
         sources: addresses of its helpers, or its swarm.toml.
         run_dir: the run's folder, if this machine hosts it; by default that of the swarm.toml.
+        on_connect: called with a line before connecting, which may take a while.
 
     Raises ValueError if no helper answers.
     """
 
-    def __init__(self, sources: Sequence[str], on_notice: OnNotice, run_dir: Path | None = None):
+    def __init__(
+        self,
+        sources: Sequence[str],
+        on_notice: OnNotice,
+        run_dir: Path | None = None,
+        on_connect: OnNotice = silent,
+    ):
         self.on_notice = on_notice
         self.gate: Gate | None = None
         self.identity: Path | None = None
@@ -94,6 +101,7 @@ class Monitor:
             raise UserError(f"{sources[0]} names no address of the run; pass one that `dalle-lean host` printed")
         key_file = None if run_dir is None else run_key_file(run_dir)
         self.run_key_file = key_file if key_file is not None and key_file.exists() else None
+        on_connect(f"connecting to {', '.join(self.addresses)}, up to {CONNECT_TIMEOUT_S:.0f} s ...")
         self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
         self.pace, self.silent_polls = StepPace(), 0
         self.credits: dict[str, Credit] = {}  # by peer id, from the latest `fetch_credits`

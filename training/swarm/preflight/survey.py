@@ -133,7 +133,8 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
 
     Raises ValueError if no helper serves the run's files, or the port is taken.
     """
-    found = Survey(addresses=addresses_of(targets))
+    addresses, run = read_targets(targets)
+    found = Survey(addresses=addresses, run=run)
 
     def report(check: Check) -> None:
         found.checks.append(check)
@@ -142,9 +143,6 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
     report(check_versions(installed_versions()))
     found.device = pick_device(options.device)
     report(check_device(found.device))
-    if not found.addresses:
-        found.run = read_files(Path(targets[0]))
-        found.addresses = found.run.settings.swarm.addresses
     port = 0 if options.client else options.listen or free_ports(1)[0]
     with temporary_node(found.addresses, options, port) as (dht, reason):
         theirs = first_answer(dht, found.addresses, fetch_run)
@@ -167,6 +165,14 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
         if settings.swarm.run_key and dht is not None and not found.problems:
             report(check_admission(found, settings, options, dht))
     return found
+
+
+def read_targets(targets: Sequence[str]) -> tuple[tuple[str, ...], RunFiles | None]:
+    """The addresses, and the run's files if `targets` names them; ValueError if it names neither."""
+    if addresses := addresses_of(targets):
+        return addresses, None
+    files = read_files(Path(targets[0]))
+    return files.settings.swarm.addresses, files
 
 
 def read_files(path: Path) -> RunFiles:

@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,7 @@ from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecord, PeerRec
 from training.swarm.observe.publisher import Publisher
 
 RECIPE = load_recipe("tiny")
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 SETTINGS = SwarmSettings(
     swarm=SwarmSection(name="monitored"),
     recipe=replace(
@@ -381,7 +383,7 @@ def test_a_monitor_goes_on_until_ended_even_in_a_shells_background_and_leaves_no
         monitor.send_signal(ending)
         errors = monitor.communicate(timeout=60)[1]
     assert all(line.startswith("step 7 of 100") for line in lines)
-    assert (monitor.returncode, errors) == (code, f"{said}\n")
+    assert (monitor.returncode, errors) == (code, f"connecting to {run[0]}, up to 15 s ...\n{said}\n")
     assert steps_in(tmp_path / "out") == [7]
     assert children
     deadline = time.monotonic() + 10
@@ -392,8 +394,37 @@ def test_a_monitor_goes_on_until_ended_even_in_a_shells_background_and_leaves_no
 
 @pytest.mark.swarm
 def test_a_run_that_nobody_answers_for_is_one_line(tmp_path, capsys):
-    nobody = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
     with pytest.raises(SystemExit) as stop:
-        main(["monitor", nobody, "--out", str(tmp_path / "out"), "--once"])
+        main(["monitor", NOBODY, "--out", str(tmp_path / "out"), "--once"])
     assert stop.value.code == 2
-    assert "cannot join the swarm" in capsys.readouterr().err
+    waits, mistake = capsys.readouterr().err.splitlines()
+    assert waits == f"connecting to {NOBODY}, up to 15 s ..."
+    assert "cannot join the swarm" in mistake
+
+
+README = str(Path(__file__).parents[4] / "README.md")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["monitor", NOBODY, "--page", "--page-address", "7870"], "cannot serve the page at '7870'"),
+        (["monitor", NOBODY[:-1], "--once"], "ends in a whole peer id; copy all of it"),
+        (["monitor", "/ip4/127.0.0.1/tcp/9"], "it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm"),
+        (
+            ["monitor", README],
+            "it has no section [swarm]; name a run's swarm.toml, its folder",
+        ),
+        (["doctor", README], "README.md is no swarm.toml"),
+        (["doctor", NOBODY[:-1]], "copy all of it"),
+        (["doctor", NOBODY, "--client", "--listen", "31337"], "--client accepts no connections"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_tried(command, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    said = capsys.readouterr()
+    assert (stop.value.code, said.out) == (2, "")
+    [line] = said.err.splitlines()
+    assert words in line

@@ -203,7 +203,7 @@ def test_a_target_is_addresses_or_one_file(tmp_path):
     for targets in ([address, "swarm.toml"], ["one.toml", "two.toml"]):
         with pytest.raises(ValueError, match=r"name one swarm\.toml, or addresses"):
             addresses_of(targets)
-    with pytest.raises(ValueError, match=r"run's swarm\.toml, or one of its addresses"):
+    with pytest.raises(ValueError, match=r"run's swarm\.toml, its folder .*, or one of its addresses"):
         read_files(tmp_path)
 
 
