@@ -36,7 +36,7 @@ COUNTER_LABELS = {
     "refused_records": ("record", " refused"),
     "passes": ("pass", ""),
     "bans": ("ban", ""),
-    "refused_calls": ("call", " refused"),
+    "refused_calls": ("call", " refused, with the first of newcomers, which have no pass yet"),
 }
 
 
@@ -168,7 +168,9 @@ def table_of(board: Leaderboard, records: PeerRecords) -> Table:
     ranked = board.ranked()
     total = sum(peer.averaged_samples for _, peer in ranked) or 1
     columns = ("peer", "name", "samples", "share", "hours", "claimed", "samples/s", "step")
-    table = Table(*columns, title="contributions: averaged by the helpers, then claimed by the peers")
+    table = Table(
+        *columns, title="contributions: averaged by the helpers; claimed by the peers, with what is not averaged yet"
+    )
     for peer_id, peer in ranked[:SHOWN_PEERS]:
         record = records.by_peer.get(peer_id)
         table.add_row(

@@ -27,6 +27,7 @@ from training.swarm.observe.overview import Overview, StepPace, summarize
 from training.swarm.observe.peer_metrics import PeerRecords, read_records
 
 RUN = "run.json"
+CREDITS_INTERVAL_S = 30.0  # a large run's take some 100 kB
 SILENT_POLLS = 3  # polls without any trainer before the monitor reconnects
 
 
@@ -105,6 +106,7 @@ class Monitor:
         self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
         self.pace, self.silent_polls = StepPace(), 0
         self.credits: dict[str, Credit] = {}  # by peer id, from the latest `fetch_credits`
+        self.credits_due_s = 0.0
         self.helper_credits: dict[str, dict[str, Credit]] = {}  # the latest of each helper, by its peer id
         settings = self.fetch_settings() or given
         if settings is None:
@@ -166,7 +168,10 @@ class Monitor:
         self.credits = {peer: merge(credits) for peer, credits in by_peer.items()}
 
     def poll(self) -> tuple[PeerRecords, Overview | None]:
-        """The current records, and their summary or None without trainers."""
+        """The current records, and their summary or None without trainers; updates the credits if they are due."""
+        if time.monotonic() >= self.credits_due_s:
+            self.credits_due_s = time.monotonic() + CREDITS_INTERVAL_S
+            self.fetch_credits()
         try:
             records = read_records(self.dht, self.settings.run_id)
         except TimeoutError:

@@ -27,6 +27,7 @@ from training.run.metrics import read_metrics
 from training.run.recipe import load_recipe
 from training.swarm.averaging.attestation import Attestation, Credit
 from training.swarm.config import SwarmSection, SwarmSettings, write_settings
+from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
@@ -298,12 +299,14 @@ def run(tmp_path):
 def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
     address, folder = run
     out = tmp_path / "out"
+    ada = PeerID.from_identity((tmp_path / "Ada").read_bytes()).to_base58()
+    Attestation(folder / PUBLIC / credits_name(peer_of(address))).add({ada: 256.0})
     with pytest.raises(SystemExit) as stop:
         main(["monitor", address if by == "address" else str(folder), "--out", str(out), "--once"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    assert "step 7 of 100 · loss 1.5000 · 2 trainers (2 in client mode) · 16.0 samples/s, as reported by peers" in shown
-    assert re.search(r"Ada.* 0\.0% .* 300 ", shown)
+    assert "step 7 of 100 · loss 1.5000 · 1 trainer (1 in client mode) · 8.0 samples/s, as reported by peers" in shown
+    assert re.search(r"Ada.* 256 .* 100\.0% .* 300 ", shown)
     assert steps_in(out) == [7]
     board = json.loads((out / CONTRIBUTIONS).read_text())
     assert sorted(peer["samples"] for peer in board["peers"].values()) == [100, 300]

@@ -101,8 +101,8 @@ function showBoard(run) {
     place("board").hidden = !peers.length;
     place("board-note").textContent = !peers.length ? "Nobody has given samples yet." : (attested
         ? "Samples and hours are what the run's helpers averaged into steps; hours are the time from step to step that a peer took part in. "
-        : "No helper says what it averaged, so all of this is claimed. ") +
-        `${count(peers_in_all)} peer${peers_in_all === 1 ? "" : "s"} gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
+        : "No helper has averaged any of this yet: all of it is claimed. ") +
+        `${count(peers_in_all)} peer${peers_in_all === 1 ? "" : "s"} gave ${count(run.samples_in_all)} samples; with what is not averaged yet, they claim ${count(run.claimed_in_all)}.` +
         (peers_in_all > peers.length ? ` The first ${peers.length} are shown.` : "");
     const heads = [["Peer"], ["Samples"], ["Share"], ["Hours"], ["Samples/s"], ["Claimed", "claimed"], ["Claimed/s", "claimed"]];
     place("board").replaceChildren(row(heads, "th"), ...peers.map(peer => labelled(row([

@@ -79,7 +79,6 @@ class Site:
         self.packed_step: int | None = None
         self.due_s = -math.inf
         self.latest: tuple[Overview | None, Leaderboard, PeerRecords] | None = None
-        watcher.fetch_credits()
         self.painter = None
         if run_dir is not None:
             self.painter = Painter(run_dir / PUBLIC, out / "drawing", self.prompts, on_notice)
@@ -100,7 +99,6 @@ class Site:
         if time.monotonic() >= self.due_s:
             self.due_s = time.monotonic() + REFRESH_S
             self.refresh(overview, board, records)
-            self.watcher.fetch_credits()
 
     def refresh(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
         """Update the folder, and what this machine makes for it: pictures, the packed model, the prompt page."""

@@ -27,9 +27,6 @@ class Watcher:
     public: dict = field(default_factory=dict)
     answered: bool = True
 
-    def fetch_credits(self):
-        pass
-
     def is_answered(self):
         return self.answered
 
