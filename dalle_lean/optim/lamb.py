@@ -6,7 +6,7 @@ Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm
 import importlib
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,7 @@ class Lamb(torch.optim.Optimizer):
             param_group["params"] = list(dict.fromkeys(params))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        check_number(group, "lr")
         check_settings(group)
         sharded = [parameter for parameter in group["params"] if is_sharded(parameter)]
         if sharded and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in sharded)):
@@ -205,18 +206,23 @@ def sync_master(state: dict[str, Any], low: Tensor) -> Tensor:
     return master
 
 
-def check_settings(group: dict[str, Any]) -> None:
-    """UserError names the first setting of a parameter group that is out of range."""
-    betas, block_size = group["betas"], group["block_size"]
-    for name in ("lr", "eps", "weight_decay"):
-        if not 0 <= group[name] < math.inf:
-            raise UserError(f"{name}={group[name]}: must be a finite number of at least 0")
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """UserError names the first of Lamb's settings, without `lr`, that is out of range; others are ignored."""
+    betas, block_size = settings["betas"], settings["block_size"]
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"betas={betas}: must be two numbers of at least 0 and below 1")
-    if not group["clamp_weight_norm"] > 0:
-        raise UserError(f"clamp_weight_norm={group['clamp_weight_norm']}: must be above 0")
+        raise UserError(f"betas = {list(betas)}: must be two numbers of at least 0 and below 1")
+    for name in ("eps", "weight_decay", "min_eight_bit_numel"):
+        check_number(settings, name)
+    if not settings["clamp_weight_norm"] > 0:
+        raise UserError(f"clamp_weight_norm = {settings['clamp_weight_norm']}: must be above 0")
     if not isinstance(block_size, int) or block_size < 1:
-        raise UserError(f"block_size={block_size}: must be a whole number of at least 1")
+        raise UserError(f"block_size = {block_size}: must be a whole number of at least 1")
+
+
+def check_number(settings: Mapping[str, Any], name: str) -> None:
+    """UserError unless the setting is finite and at least 0."""
+    if not 0 <= settings[name] < math.inf:
+        raise UserError(f"{name} = {settings[name]}: must be a finite number of at least 0")
 
 
 def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> None:

@@ -10,6 +10,7 @@ from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
+from dalle_lean.optim.lamb import check_settings
 from training.run.fields import check_fields, check_one_of, typed_section
 from training.run.rates import learning_rate
 
@@ -79,14 +80,10 @@ class OptimizerRecipe:
 
     def __post_init__(self) -> None:
         check_one_of(OPTIMIZERS, name=self.name)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"betas = {list(self.betas)}: must be two numbers of at least 0 and below 1")
-        check_fields(self, 0, "eps", "weight_decay", "min_eight_bit_numel")
-        check_fields(self, 1, "block_size", "max_skipped_in_row")
-        if not (self.clip_norm > 0 and self.clamp_weight_norm > 0):
-            raise UserError(
-                f"clip_norm = {self.clip_norm}, clamp_weight_norm = {self.clamp_weight_norm}: must be above 0"
-            )
+        check_settings(vars(self))
+        check_fields(self, 1, "max_skipped_in_row")
+        if not self.clip_norm > 0:
+            raise UserError(f"clip_norm = {self.clip_norm}: must be above 0")
         for spec in dataclasses.fields(self):
             if self.name != "lamb" and spec.name in LAMB_ONLY and getattr(self, spec.name) != spec.default:
                 raise UserError(f"{spec.name}: {self.name} has no such setting; leave it out or choose lamb")

@@ -74,15 +74,16 @@ def weights_of(shape, seed=1):
         {"betas": (0.9,)},
         {"clamp_weight_norm": 0.0},
         {"block_size": 0},
+        {"min_eight_bit_numel": -1},
     ],
     ids=str,
 )
 def test_a_setting_out_of_range_is_refused_by_name(setting):
     weight = torch.nn.Parameter(torch.ones(4))
     (name,) = setting
-    with pytest.raises(UserError, match=f"^{name}="):
+    with pytest.raises(UserError, match=f"^{name} = "):
         Lamb([weight], **{"lr": 1e-3} | setting)
-    with pytest.raises(UserError, match=f"^{name}="):
+    with pytest.raises(UserError, match=f"^{name} = "):
         Lamb([{"params": [weight], **setting}], lr=1e-3)
 
 

@@ -58,6 +58,8 @@ def test_the_paper_recipe_is_the_papers_run():
         ({"optimizer": {"betas": [0.9, 1.0]}}, "betas"),
         ({"optimizer": {"eps": float("nan")}}, "eps = nan"),
         ({"optimizer": {"block_size": 0}}, "block_size = 0"),
+        ({"optimizer": {"min_eight_bit_numel": -1}}, "min_eight_bit_numel = -1"),
+        ({"optimizer": {"clip_norm": 0.0}}, "clip_norm = 0.0"),
         ({"optimizer": {"clamp_weight_norm": 0.0}}, "clamp_weight_norm = 0.0"),
         ({"optimizer": {"name": "adamw", "block_size": 256}}, "block_size: adamw has no such setting"),
         ({"schedule": {"warmup_steps": 10, "total_steps": 5}}, "warmup_steps = 10"),
