@@ -36,7 +36,7 @@ COUNTER_LABELS = {
     "refused_records": ("record", " refused"),
     "passes": ("pass", ""),
     "bans": ("ban", ""),
-    "refused_calls": ("call", " refused, with the first of newcomers, which have no pass yet"),
+    "refused_calls": ("call", " refused (newcomers' first ones always are: they have no pass yet)"),
 }
 
 
