@@ -26,8 +26,8 @@ def test_the_notebook_asks_for_the_address_first(tmp_path):
         run(filled_in("join.ipynb"), tmp_path)
 
 
-def test_the_notebook_passes_every_address_and_the_code_on():
-    notebook = filled_in("join.ipynb", ADDRESS="/ip4/one /ip4/two", CODE="secret")
+def test_the_notebook_passes_every_address_the_code_and_the_data_on():
+    notebook = filled_in("join.ipynb", ADDRESS="/ip4/one /ip4/two", CODE="secret", DATA="my shards")
     filled: dict[str, str] = {}
     for cell in notebook.cells:
         if cell.cell_type == "code" and not cell.source.startswith("!"):
@@ -35,6 +35,7 @@ def test_the_notebook_passes_every_address_and_the_code_on():
     words = shlex.split(filled["OPTIONS"])
     assert words[:2] == ["/ip4/one", "/ip4/two"]
     assert words[words.index("--code") + 1] == "secret"
+    assert words[words.index("--data") + 1] == "my shards"
 
 
 @pytest.fixture
