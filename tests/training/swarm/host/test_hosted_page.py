@@ -96,7 +96,8 @@ def test_visitors_see_how_it_learns_who_gave_what_and_get_the_newest_model(runni
     assert page.locator("#board tr").count() == 2
     cells = page.locator("#board tr:nth-child(2) td")
     texts = dict(zip(page.locator("#board th").all_inner_texts(), cells.all_inner_texts(), strict=True))
-    assert 0 < number(texts["Samples"]) <= number(texts["Claimed"])
+    # A step's samples may be averaged just before its peers claim them.
+    assert 0 < number(texts["Samples"]) <= number(texts["Claimed"]) + 32
     assert texts["Share"] == "100.0 %"
     colours = cells.evaluate_all("cells => cells.map(cell => getComputedStyle(cell).color)")
     assert colours[1] not in colours[5:]  # claims are grey
