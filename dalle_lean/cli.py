@@ -51,6 +51,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
 SERVERS = ("monitor", "demo", "serve", "calculator")
 """Commands with nothing to finish or to go on with."""
 
+# pydantic's type of error: what is wrong, with its `ctx`
+PLAIN = {
+    "value_error": "{error}",
+    "int_parsing": "{input!r} is not a whole number.",
+    "float_parsing": "{input!r} is not a number.",
+    "greater_than_equal": "{input} must be at least {ge}.",
+    "less_than_equal": "{input} must be at most {le}.",
+}
+
 
 def load(target: str) -> Callable[..., Any]:
     """The function or Typer app that "module:name" names."""
@@ -93,6 +102,16 @@ def build_app(command_name: str | None) -> typer.Typer:
     return app
 
 
+def usage_mistake(failure: Any) -> str:
+    """What a usage error of Typer's says, in plain words where Typer quotes pydantic."""
+    message: str = failure.format_message()
+    if not hasattr(failure.__cause__, "errors"):
+        return message
+    found = failure.__cause__.errors()[0]
+    plain = PLAIN.get(found["type"], "{msg}")
+    return message.replace(failure.message, plain.format(**found, **found.get("ctx", {})))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `dalle-lean` and exit: 0 for success, 130 after Ctrl+C, 143 after a handled SIGTERM, 2 for wrong options,
     otherwise the code from `explain`."""
@@ -110,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
     except Exception as failure:
         if hasattr(failure, "format_message"):  # Typer's own usage errors
-            error(failure.format_message())
+            error(usage_mistake(failure))
             sys.exit(2)
         sys.exit(explain(failure))
     if code == INTERRUPTED:  # Typer returns this code after Ctrl+C

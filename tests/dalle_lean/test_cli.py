@@ -87,6 +87,11 @@ def test_no_word_at_all_is_answered_with_the_help(capsys):
     [
         (["paint"], "No such command 'paint'"),
         (["convert"], "Missing argument"),
+        (["bench", "samplng"], "Invalid value for 'WHAT': 'samplng' is not one of 'sampling', 'training', "),
+        (["demo", "--port", "99999"], "Invalid value for '--port': 99999 must be at most 65535."),
+        (["demo", "--port", "0"], "Invalid value for '--port': 0 must be at least 1."),
+        (["demo", "--port", "8o8o"], "Invalid value for '--port': '8o8o' is not a whole number."),
+        (["calculator", "--tflops", "fast"], "Invalid value for '--tflops': 'fast' is not a number."),
         (["convert", "nothing.pt", "out"], "nothing.pt is not a file"),
         (["convert", "a.pt", "b", "--kind", "clip"], "no weights file at a.pt"),
     ],
