@@ -13,15 +13,15 @@ def pack(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Model folder to write or replace; other files in it stay.")
     ],
-    vocabulary: Annotated[Path | None, typer.Option(help="vocabulary.json.", show_default="MODEL's")] = None,
-    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder.", show_default="MODEL's")] = None,
-    clip: Annotated[Path | None, typer.Option(help="CLIP folder.", show_default="MODEL's")] = None,
-    card: Annotated[Path | None, typer.Option(help="README.md.", show_default="MODEL's")] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="vocabulary.json. [default: the model's]")] = None,
+    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: the model's]")] = None,
+    clip: Annotated[Path | None, typer.Option(help="CLIP folder. [default: the model's]")] = None,
+    card: Annotated[Path | None, typer.Option(help="README.md. [default: the model's]")] = None,
     guidance: Annotated[
-        float | None, typer.Option(help="The model's default guidance; 1 is off.", show_default="MODEL's", min=0)
+        float | None, typer.Option(help="The model's default guidance; 1 is off. [default: the model's]", min=0)
     ] = None,
     dtype: Annotated[
-        StoredDtype | None, typer.Option(help="Type of the stored weights.", show_default="MODEL's")
+        StoredDtype | None, typer.Option(help="Type of the stored weights. [default: the model's]")
     ] = None,
     publish: Annotated[
         str | None,

@@ -20,7 +20,7 @@ from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.progress import OnProgress
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto is CUDA if there is a GPU.")]
-BatchSize = Annotated[int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")]
+BatchSize = Annotated[int | None, typer.Option(help="Pictures drawn at once. [default: by the free memory]")]
 StoredDtype = Literal["float32", "bfloat16"]
 """Types of stored weights, by torch's names."""
 OTHER_DESTINATIONS = "a folder, or a URL for fsspec such as s3://BUCKET/NAME"

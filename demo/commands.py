@@ -12,7 +12,7 @@ from dalle_lean.terminal import Device, say, warn
 def demo(
     model: Annotated[
         str | None,
-        typer.Option(help="Model folder or hub id.", show_default="$DALLE_LEAN_MODEL, else the bundled model"),
+        typer.Option(help="Model folder or hub id. [default: $DALLE_LEAN_MODEL, else the bundled model]"),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port; the next free one if it is taken.", min=1, max=65535)] = 7860,
@@ -20,7 +20,7 @@ def demo(
         str, typer.Option(help="Scorer that ranks the pictures, as in `generate`, or the folder of a CLIP.")
     ] = "clip",
     precision: Annotated[
-        str | None, typer.Option(help="As in `generate`.", show_default="the faster of bf16 and fp32")
+        str | None, typer.Option(help="As in `generate`. [default: the faster of bf16 and fp32]")
     ] = None,
     device: Device = "auto",
     share: Annotated[bool, typer.Option(help="Ask gradio.live for a public address (needs the network).")] = False,

@@ -34,7 +34,7 @@ def calculator(
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cuda, or cpu, where host and device are one.", show_default="cuda")
+        str | None, typer.Option(help="cuda, or cpu, where host and device are one. [default: cuda]")
     ] = None,
     plan: Annotated[
         str | None, typer.Option(help="Such as reversible,samples=1,loss_tokens=128. [default: the recipe's]")

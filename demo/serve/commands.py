@@ -15,11 +15,11 @@ from dalle_lean.words import counted
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(help="Model folder or hub id.", show_default="$DALLE_LEAN_MODEL, else the bundled model"),
+        typer.Argument(help="Model folder or hub id. [default: $DALLE_LEAN_MODEL, else the bundled model]"),
     ] = None,
     replicas: Annotated[int, typer.Option(help="Copies of the model; each has its share of GPUs or CPUs.", min=1)] = 1,
     max_replicas: Annotated[
-        int | None, typer.Option(help="Up to this many while prompts wait.", show_default="--replicas", min=1)
+        int | None, typer.Option(help="Up to this many while prompts wait. [default: --replicas]", min=1)
     ] = None,
     waiting: Annotated[int, typer.Option(help="Prompts that may wait; more are turned away.", min=0)] = 100,
     host: Annotated[str, typer.Option(help="Address to listen on; there is no password.")] = "127.0.0.1",
@@ -27,11 +27,11 @@ def serve(
     metrics_port: Annotated[int, typer.Option(help="TCP port of /metrics, for Prometheus.", min=1, max=65535)] = 8001,
     scorer: Annotated[str, typer.Option(help="Scorer that ranks the pictures, as in `generate`.")] = "clip",
     precision: Annotated[
-        str | None, typer.Option(help="As in `generate`.", show_default="fp32 on a CPU, bf16 on a GPU")
+        str | None, typer.Option(help="As in `generate`. [default: fp32 on a CPU, bf16 on a GPU]")
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Pictures that a replica draws at once.", show_default="128 on a GPU, else 32", min=1),
+        typer.Option(help="Pictures that a replica draws at once. [default: 128 on a GPU, else 32]", min=1),
     ] = None,
     device: Device = "auto",
 ) -> None:

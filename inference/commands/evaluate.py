@@ -11,7 +11,7 @@ from dalle_lean.terminal import BatchSize, Device, progress_bar, say
 
 def evaluate(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Model folder or hub id.", show_default="the bundled model")
+        str | None, typer.Argument(metavar="[MODEL]", help="Model folder or hub id. [default: the bundled model]")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("report"),
     data: Annotated[Path, typer.Option(help="Folder of `make data`, with train/ and heldout/.")] = Path("data/emoji"),
@@ -25,16 +25,16 @@ def evaluate(
     nearest_among: Annotated[int, typer.Option(help="Training pictures searched for copies; 0 is off.")] = 100_000,
     judge: Annotated[
         str | None,
-        typer.Option(help="CLIP that judges captions: a folder, or as in --scorer.", show_default="the one that ranks"),
+        typer.Option(help="CLIP that judges captions: a folder, or as in --scorer. [default: the one that ranks]"),
     ] = None,
     classifier: Annotated[
         list[Path] | None,
-        typer.Option(help="OUT/classifier of train-things, to judge the things; repeatable.", show_default="none"),
+        typer.Option(help="OUT/classifier of train-things, to judge the things; repeatable. [default: none]"),
     ] = None,
     scorer: Annotated[str, typer.Option(help="What ranks the pictures: as in generate, or a CLIP folder.")] = "clip",
     inception: Annotated[
         Path | None,
-        typer.Option(help="pt_inception-2015-12-05-6726825d.pth, for the Frechet distance.", show_default="none"),
+        typer.Option(help="pt_inception-2015-12-05-6726825d.pth, for the Frechet distance. [default: none]"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the prompts and their pictures.", min=0)] = 0,
     batch_size: BatchSize = None,

@@ -22,12 +22,12 @@ def generate(
     out: Annotated[Path, typer.Option(help="Folder for the pictures, contact_sheet.png and results.json.")],
     model: Annotated[
         str | None,
-        typer.Option(help="Model folder or hub id.", show_default="$DALLE_LEAN_MODEL, else the bundled model"),
+        typer.Option(help="Model folder or hub id. [default: $DALLE_LEAN_MODEL, else the bundled model]"),
     ] = None,
     num_images: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
     best: Annotated[
         int | None,
-        typer.Option(help="How many to keep, by their score.", show_default="4, or all where fewer are drawn"),
+        typer.Option(help="How many to keep, by their score. [default: 4, or all where fewer are drawn]"),
     ] = None,
     top_k: Annotated[int, typer.Option(help="Draw each code from the k most likely ones; 0 is off.")] = 256,
     top_p: Annotated[
@@ -38,13 +38,13 @@ def generate(
     guidance: Annotated[
         float | None,
         typer.Option(
-            help="Above 1 follows the prompt more closely; needs a model trained with caption dropout. 1 is off.",
-            show_default="the model's own",
+            help="Above 1 follows the prompt more closely; needs a model trained with caption dropout. 1 is off. "
+            "[default: the model's]",
         ),
     ] = None,
     start: Annotated[Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn.")] = None,
     start_rows: Annotated[
-        int | None, typer.Option(help="Rows of codes kept of --start.", show_default="the upper half", min=1)
+        int | None, typer.Option(help="Rows of codes kept of --start. [default: the upper half]", min=1)
     ] = None,
     scorer: Annotated[
         str,
@@ -55,7 +55,7 @@ def generate(
     ] = "clip",
     precision: Annotated[
         str | None,
-        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU).", show_default="fp32 on a CPU, bf16 on a GPU"),
+        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU). [default: fp32 on a CPU, bf16 on a GPU]"),
     ] = None,
     batch_size: BatchSize = None,
     device: Device = "auto",

@@ -64,6 +64,7 @@ def test_help_names_every_option_whole_on_80_columns(words, function, monkeypatc
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert "…" not in shown
+    assert "[default: (" not in " ".join(shown.split())  # Typer's parentheses around words for a default
     assert max(map(len, shown.splitlines())) <= 80
     names = re.findall(r"^  (--[a-z0-9-]+)", shown, flags=re.MULTILINE)
     said = [name for name, it in inspect.signature(function).parameters.items() if it.annotation is not typer.Context]
