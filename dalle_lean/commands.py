@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dalle_lean.errors import DEFAULT_GUIDANCE_RANGE
 from dalle_lean.terminal import OTHER_DESTINATIONS, StoredDtype, progress_bar, say
 
 
@@ -18,7 +19,12 @@ def pack(
     clip: Annotated[Path | None, typer.Option(help="CLIP folder. [default: the model's]")] = None,
     card: Annotated[Path | None, typer.Option(help="README.md. [default: the model's]")] = None,
     guidance: Annotated[
-        float | None, typer.Option(help="The model's default guidance; 1 is off. [default: the model's]", min=0)
+        float | None,
+        typer.Option(
+            help="Guidance that the model draws with by default; 1 is off. [default: the model's]",
+            min=DEFAULT_GUIDANCE_RANGE[0],
+            max=DEFAULT_GUIDANCE_RANGE[1],
+        ),
     ] = None,
     dtype: Annotated[
         StoredDtype | None, typer.Option(help="Type of the stored weights. [default: the model's]")

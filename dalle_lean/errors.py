@@ -5,6 +5,8 @@ from typing import TypeGuard
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 HIGHEST_GUIDANCE = 1e3
+DEFAULT_GUIDANCE_RANGE = 1, 8
+"""Lowest and highest guidance that the prompt page offers, and that `pack` takes for a model's default."""
 
 
 class UserError(ValueError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import DEFAULT_GUIDANCE_RANGE, UserError
 from dalle_lean.images.files import MAX_PICTURE_BYTES, UnusablePicture, open_picture, square_pixels
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
 from demo.service.scheduler import Scheduler, Ticket
@@ -29,7 +29,7 @@ LINE_INTERVAL_S = 0.5
 PREVIEW_INTERVAL_S = 0.3
 PREVIEWS = 4
 LACK_OF_MEMORY = "Drawing failed because this machine lacks memory; try fewer candidates."
-LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
+LOWEST_GUIDANCE, HIGHEST_GUIDANCE = DEFAULT_GUIDANCE_RANGE
 
 
 @dataclass(frozen=True)

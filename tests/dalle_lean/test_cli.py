@@ -93,6 +93,8 @@ def test_no_word_at_all_is_answered_with_the_help(capsys):
         (["demo", "--port", "0"], "Invalid value for '--port': 0 must be at least 1."),
         (["demo", "--port", "8o8o"], "Invalid value for '--port': '8o8o' is not a whole number."),
         (["calculator", "--tflops", "fast"], "Invalid value for '--tflops': 'fast' is not a number."),
+        (["pack", "model", "out", "--guidance", "0"], "Invalid value for '--guidance': 0 must be at least 1"),
+        (["pack", "model", "out", "--guidance", "8.5"], "Invalid value for '--guidance': 8.5 must be at most 8"),
         (["convert", "nothing.pt", "out"], "nothing.pt is not a file"),
         (["convert", "a.pt", "b", "--kind", "clip"], "no weights file at a.pt"),
     ],
