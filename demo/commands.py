@@ -86,4 +86,4 @@ def demo(
         say(f"public for a week: {server.share_url}")
     elif share:
         warn("gradio.live gave no public address; check the network connection")
-    server.block_thread()
+    page_server.wait(server)

@@ -105,7 +105,7 @@ def serve(
     api: bool = True,
     **options: Any,
 ) -> Any:
-    """Start the prompt page in background threads and return it; `block_thread()` waits, `close()` ends it.
+    """Start the prompt page in background threads and return it; `wait` waits for Ctrl+C, `close()` ends it.
 
     Args:
         port: must be free, see `free_port`.
@@ -136,6 +136,15 @@ def serve_calculator(name: str = "paper", host: str = "127.0.0.1", port: int = 7
     with gr.Blocks(title="dalle_lean calculator", analytics_enabled=False) as page:
         add_calculator(name)
     return launch(page, host, free_port(host, port), footer_links=[])
+
+
+def wait(page: Any) -> None:
+    """Serve a started page until Ctrl+C, close it and raise KeyboardInterrupt; Gradio's `block_thread` swallows it."""
+    try:
+        while page.is_running:
+            time.sleep(0.1)
+    finally:
+        page.close(verbose=False)
 
 
 def launch(page: Any, host: str, port: int, *, share: bool = False, **options: Any) -> Any:

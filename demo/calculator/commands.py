@@ -64,11 +64,11 @@ def calculator(
         if json or any(value is not None for value in others):
             raise UserError("--page takes MODEL, --host and --port only: the rest is set on the page")
         require("gradio", extra="demo")
-        from demo.server import serve_calculator
+        from demo.server import serve_calculator, wait
 
         server = serve_calculator(model, host, port)
         say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
-        server.block_thread()
+        wait(server)
         return
     fields = {"tokens": tokens, "shared_blocks": shared_blocks}
     given = {name: value for name, value in fields.items() if value is not None}

@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import re
+import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +17,7 @@ from fastapi import FastAPI
 
 from dalle_lean.cli import main
 from demo.server import PatientServer, free_port, launch, read_auth, read_card, read_root_path, serve_calculator
+from tests.children import PROGRAM, kill_family, start
 from tests.demo.conftest import own_port, served
 
 
@@ -118,6 +121,21 @@ def test_no_free_port_is_one_line_and_exit_code_2(model_folder, taken_port, caps
     assert stop.value.code == 2
     said = capsys.readouterr().err.strip()
     assert said == (f"error: cannot listen on 127.0.0.1: port {taken_port} is taken; choose another with --port")
+
+
+@pytest.mark.parametrize("command", [["demo", "--device", "cpu", "--model"], ["calculator", "--page", "paper"]])
+def test_ctrl_c_ends_a_page_as_it_ends_every_command(command, model_folder):
+    folder = [str(model_folder)] if command[-1] == "--model" else []
+    port = ["--port", str(own_port(18960))]
+    process = start([*PROGRAM, *command, *folder, *port], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while "(Ctrl+C ends it)" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "stopped; what was finished is kept\n")
+        assert process.returncode == 130
+    finally:
+        kill_family(process)
 
 
 def test_an_address_that_is_not_this_machines_is_one_line_and_exit_code_2(model_folder, capsys):
