@@ -24,9 +24,23 @@ THREADS = 64
 # Sessions whose last pictures are kept for "More like this".
 VISITORS_KEPT = 500
 STYLE = Path(__file__).with_name("page.css")
-ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
-    if (event.key === "Escape") document.querySelector("#stop:not(:disabled)")?.click();
-})"""
+# Escape stops a drawing. While one waits or runs, the page asks every 3 s whether its server is still there: Gradio
+# leaves the last progress as it was.
+SCRIPT = """() => {
+    document.addEventListener("keydown", event => {
+        if (event.key === "Escape") document.querySelector("#stop:not(:disabled)")?.click();
+    });
+    setInterval(() => {
+        const drawing = () => document.querySelector("#stop:not(:disabled)") &&
+            document.querySelector("#status .status:not(.mistake)");
+        if (drawing()) fetch(location.href, {method: "HEAD"}).catch(() => {
+            const line = drawing();
+            if (!line) return;
+            line.className = "status mistake";
+            line.textContent = "The page's server has stopped, and this drawing with it. Draw again once it is back.";
+        });
+    }, 3000);
+}"""
 
 
 class PatientServer(gradio.http_server.Server):
@@ -123,7 +137,7 @@ def serve(
             max_threads=THREADS,
             max_file_size=MAX_UPLOAD_BYTES,
             state_session_capacity=VISITORS_KEPT,
-            js=ESCAPE_STOPS,
+            js=SCRIPT,
             **options,
         )
     except ValueError as error:  # from Gradio if a proxy intercepts localhost

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import subprocess
 import urllib.parse
 
 import pytest
@@ -13,7 +14,8 @@ from demo.service.drawing_service import DrawingService
 from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Scheduler
 from inference import Generator
-from tests.demo.conftest import served
+from tests.children import PROGRAM, kill_family, start
+from tests.demo.conftest import own_port, served
 
 pytestmark = pytest.mark.browser
 
@@ -93,6 +95,20 @@ def test_the_picture_grows_and_the_time_left_is_said(visit, slow_url):
     page.locator("#status .percent").wait_for()
     first = page.locator(".stage.growing img").first.get_attribute("src")
     page.wait_for_function("first => document.querySelector('.stage.growing img')?.src !== first", arg=first)
+
+
+def test_a_drawing_whose_server_is_gone_says_so(visit):
+    command = [*PROGRAM, "demo", "--device", "cpu", "--port", str(own_port(19160))]
+    process = start(command, stdout=subprocess.PIPE, text=True)
+    try:
+        address = next(found[1] for line in process.stdout if (found := re.search(r"prompt page is at (\S+)", line)))
+        page = visit(address)
+        ask(page, "a red heart")
+        page.locator("#status .percent").wait_for()
+    finally:
+        kill_family(process)
+    page.locator("#status").get_by_text("The page's server has stopped").wait_for()
+    assert page.locator("#status .percent").count() == 0
 
 
 def test_a_downloaded_picture_says_how_it_was_drawn(visit, page_url):
