@@ -129,8 +129,9 @@ class DrawingService:
                     decoding_s += seconds
                     ticket.left_s = max(0.0, num_images * self.latency.picture_s - decoding_s)
                 else:
-                    # A batch's first row includes the prefill.
-                    if rows_before is not None and codes.shape[1] > rows_before:
+                    # A batch's first row includes the prefill, so it only tells that a row takes no longer.
+                    known_s = self.latency.seconds_per_row(len(codes)) * (2 if guided else 1)
+                    if seconds < known_s or (rows_before is not None and codes.shape[1] > rows_before):
                         self.latency.learn_row(len(codes), seconds, guided)
                     rows_before = codes.shape[1]
                     decoding_left_s = num_images * self.latency.picture_s

@@ -15,20 +15,28 @@ COUNTS = (8, 16, 32, 64, PAPER_NUM_IMAGES)
 PATIENCE_S = 10.0  # the longest that a prompt may take by default if nobody else draws
 LONGEST_TURN_S = 2.0
 SMALL_BATCH = 8
-NEWEST_WEIGHT = 0.2  # of the newest measurement in the moving averages
+NEWEST_WEIGHT = 0.2  # of the newest measurement in the moving averages, at least
 
 
 class LatencyModel:
     """Seconds for a row of codes by the number of pictures drawn together, and for decoding and ranking one picture.
 
-    `rows`: rows of codes in a picture; `replicas`: of the model, which share a prompt's pictures in units of eight.
+    `rows`: rows of codes in a picture; `replicas`: of the model, which share a prompt's pictures in units of eight;
+    `rows_learned`, `decodings_learned`: how often it has learned, the first time replaces what was measured at startup.
     """
 
     def __init__(
-        self, rows: int, row_s: dict[int, float], picture_s: float = 0.0, largest_batch: int = 64, replicas: int = 1
+        self,
+        rows: int,
+        row_s: dict[int, float],
+        picture_s: float = 0.0,
+        largest_batch: int = 64,
+        replicas: int = 1,
+        rows_learned: int = 0,
+        decodings_learned: int = 0,
     ):
         self.rows, self.row_s, self.picture_s, self.largest_batch = rows, dict(row_s), picture_s, largest_batch
-        self.replicas = replicas
+        self.replicas, self.rows_learned, self.decodings_learned = replicas, rows_learned, decodings_learned
 
     def learn_row(self, batch: int, seconds: float, guided: bool = False) -> None:
         """Learn that a row of codes of `batch` pictures took `seconds`.
@@ -38,8 +46,9 @@ class LatencyModel:
         """
         if guided:
             seconds /= 2
+        self.rows_learned += 1
         before = self.row_s.get(batch, seconds)
-        learned = before + NEWEST_WEIGHT * (seconds - before)
+        learned = before + max(NEWEST_WEIGHT, 1 / self.rows_learned) * (seconds - before)
         for size, other in self.row_s.items():
             shortest, longest = sorted((learned, learned * size / batch))
             self.row_s[size] = min(max(other, shortest), longest)
@@ -47,8 +56,9 @@ class LatencyModel:
 
     def learn_decoding(self, num_images: int, seconds: float) -> None:
         """Learn that decoding and ranking `num_images` pictures took `seconds`."""
-        before = self.picture_s or seconds / num_images  # 0: not measured
-        self.picture_s = before + NEWEST_WEIGHT * (seconds / num_images - before)
+        self.decodings_learned += 1
+        weight = max(NEWEST_WEIGHT, 1 / self.decodings_learned)
+        self.picture_s += weight * (seconds / num_images - self.picture_s)
 
     def seconds_per_row(self, batch: int) -> float:
         """Interpolated between the measured batch sizes, proportional above them, constant below them."""

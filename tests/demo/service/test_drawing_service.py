@@ -9,6 +9,7 @@ from PIL import Image
 
 from demo.form import first_rows, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
+from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Busy, Scheduler
 from inference.generator import Generator
 from inference.request import Request, Settings
@@ -114,6 +115,12 @@ def test_the_time_left_counts_those_who_draw_at_the_same_time(generator):
             together = next(first)
     assert (alone.others, together.others) == (0, 1)
     assert together.seconds > 0
+
+
+def test_the_first_row_corrects_a_startup_measured_on_a_busy_machine(generator):
+    service = DrawingService(generator, LatencyModel(4, {8: 60.0, 64: 480.0}))
+    with closing(service.draw(request())) as drawing:
+        assert next(drawing).seconds < 60
 
 
 @pytest.mark.parametrize(

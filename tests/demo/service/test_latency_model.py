@@ -43,6 +43,14 @@ def test_what_is_drawn_is_learned_from(latency):
     assert latency.picture_s == pytest.approx(0.5, rel=0.01)
 
 
+def test_the_first_measurement_of_a_drawing_replaces_that_of_the_startup(latency):
+    latency.learn_row(64, 0.2)
+    latency.learn_row(64, 0.4)
+    latency.learn_decoding(10, 0.5)
+    assert latency.seconds_per_row(64) == pytest.approx(0.3)
+    assert latency.picture_s == pytest.approx(0.05)
+
+
 @pytest.mark.parametrize("batch", [4, 8, 64])
 def test_a_measurement_of_a_busy_moment_is_corrected_by_one_drawing_of_any_batch(batch):
     latency = LatencyModel(16, {8: 1.8, 64: 14.0})
