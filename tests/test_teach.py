@@ -56,8 +56,8 @@ def taught(tmp_path_factory):
 
 
 def test_the_walk_ends_in_a_model_that_knows_the_new_words_and_the_old(taught):
-    check_parts(taught / "my-model")
-    generator = Generator.from_folder(taught / "my-model")
+    check_parts(taught / "runs" / "my-model")
+    generator = Generator.from_folder(taught / "runs" / "my-model")
     assert not generator.unknown_words("a zorgle")
     before = Generator.from_folder(taught / "models" / "emoji")
     assert before.unknown_words("a zorgle")
@@ -65,7 +65,7 @@ def test_the_walk_ends_in_a_model_that_knows_the_new_words_and_the_old(taught):
 
 def test_the_new_pictures_are_mixed_in_as_often_as_asked(taught):
     rows = {
-        name: json.loads((taught / "shards" / name / "dataset.json").read_text())["counts"]["kept"]
+        name: json.loads((taught / "runs" / name / "dataset.json").read_text())["counts"]["kept"]
         for name in ("mine", "emoji", "mixed")
     }
     assert rows["mixed"] == 2 * rows["mine"] + rows["emoji"]
@@ -73,7 +73,9 @@ def test_the_new_pictures_are_mixed_in_as_often_as_asked(taught):
 
 
 def test_the_new_model_starts_from_the_old_weights(taught):
-    old, new = (Generator.from_folder(taught / folder).model.state_dict() for folder in ("models/emoji", "my-model"))
+    old, new = (
+        Generator.from_folder(taught / folder).model.state_dict() for folder in ("models/emoji", "runs/my-model")
+    )
     assert old.keys() == new.keys()
     change = sum(float((new[name].float() - old[name].float()).norm() ** 2) for name in old) ** 0.5
     size = sum(float(old[name].float().norm() ** 2) for name in old) ** 0.5
