@@ -130,7 +130,7 @@ def preprocess(
     if info:
         show_counts(info)
     if encoded:
-        say(f"{counted(encoded, 'picture')} in {seconds:.1f} s, {encoded / seconds:.1f} pictures/s on {where}")
+        say(f"{counted(encoded, 'picture')} in {seconds:.1f} s on {where}")
     if info:
         say(f"{counted(len(info.shards), 'shard')} of {info.image_side}x{info.image_side} codes in {out}")
     else:

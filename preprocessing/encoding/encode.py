@@ -13,6 +13,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.files import MAX_PIXELS
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress
+from dalle_lean.words import counted
 from preprocessing.encoding import part_records
 from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
 from preprocessing.encoding.decoding import Decoding
@@ -212,6 +213,6 @@ class Reporter:
         # Assume the mean of the others for parts of unknown size.
         mean = sum(known) / len(known) if known else max(self.seen.values())
         total = sum(known) + round(mean * (len(self.sizes) - len(known)))
-        note = f"{len(self.complete)} of {len(self.sizes)} parts"
+        note = f"{len(self.complete)} of {counted(len(self.sizes), 'shard')}"
         done = sum(self.seen.values())
         self.on_progress(done, max(total, done), note)

@@ -1,5 +1,6 @@
 """What `dalle-lean preprocess` says of mistaken options."""
 
+import re
 import subprocess
 import sys
 
@@ -27,6 +28,14 @@ def test_labels_that_laion_does_not_have_are_warned_of(capsys):
     assert capsys.readouterr().err == (
         "warning: allowed_nsfw: unlikely: not one of LAION's labels, UNLIKELY, UNSURE, NSFW\n"
     )
+
+
+def test_the_progress_counts_shards_and_only_it_tells_a_speed(capfd, discs, vqgan_folder, tmp_path):
+    command = "preprocess", discs, tmp_path / "out", "--vqgan", vqgan_folder, "--device", "cpu", "--workers", "1"
+    assert not run_command(*command)
+    said = capfd.readouterr()
+    assert re.search(r"pictures/s \S+ 1 of 1 shard$", said.err.splitlines()[-1])
+    assert "pictures/s" not in said.out
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cpu,cpu", marks=pytest.mark.slow)])

@@ -18,7 +18,7 @@ def test_progress_guesses_the_total_where_sizes_are_unknown(discs):
     report(0, 4, False)
     report(0, 6, True)
     report(1, 2, False)
-    assert steps == [(4, 12, "0 of 3 parts"), (6, 18, "1 of 3 parts"), (8, 18, "1 of 3 parts")]
+    assert steps == [(4, 12, "0 of 3 shards"), (6, 18, "1 of 3 shards"), (8, 18, "1 of 3 shards")]
 
 
 def test_progress_counts_the_pictures_of_this_run(discs, vqgan, tmp_path):

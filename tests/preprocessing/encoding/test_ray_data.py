@@ -79,7 +79,7 @@ def test_a_killed_node_changes_no_byte(cluster, second_node, emoji, vqgan, tmp_p
         )
     assert sum(node["Alive"] for node in ray.nodes()) == 1
     assert info.counts.seen == 200
-    assert steps[-1] == (200, 200, "25 of 25 parts")
+    assert steps[-1] == (200, 200, "25 of 25 shards")
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
