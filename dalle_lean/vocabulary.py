@@ -48,6 +48,8 @@ FUNCTION_WORDS = frozenset(
     )
 )
 """English words that name nothing to draw."""
+ADDRESS_OR_TAG = re.compile(r"\w+://\S+|\bwww\.\S+|</?[a-zA-Z][^<>]*>|<!--.*?-->", re.DOTALL)
+"""Parts of a prompt that name nothing to draw either: web addresses and HTML."""
 
 MOST_NAMED = 6
 LONGEST_NAMED = 30  # characters
@@ -101,8 +103,9 @@ class Vocabulary:
 
 
 def content_words(prompt: str) -> list[str]:
-    """The words of a prompt that name what to draw: all but function words, in order, each once."""
-    return [word for word in dict.fromkeys(words_of(prompt)) if word.removesuffix("'s") not in FUNCTION_WORDS]
+    """The words of a prompt that name what to draw: all but function words, addresses and tags, in order, each once."""
+    words = words_of(ADDRESS_OR_TAG.sub(" ", prompt[:LONGEST_TEXT]))
+    return [word for word in dict.fromkeys(words) if word.removesuffix("'s") not in FUNCTION_WORDS]
 
 
 def forms(word: str) -> list[str]:

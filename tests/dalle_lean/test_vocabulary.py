@@ -66,6 +66,8 @@ def test_what_was_learnt_before_is_added(learnt):
         ("please draw me some of these for my whale", []),
         ("ein rotes Herz", ["ein", "rotes", "herz"]),
         ("赤い ❤️ 3", ["赤い", "❤", "3"]),
+        ("a zeppelin http://x.org/a?b=whales https://x.org www.x.org", ["zeppelin"]),
+        ("<div class='x'>a <b>zeppelin</b></div><br/><!-- no -->, 1 < 2", ["zeppelin", "1", "2"]),
         ("?!", []),
         ("", []),
     ],
