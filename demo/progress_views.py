@@ -131,7 +131,8 @@ def cut(prompt: str, shorter: str) -> str:
     if prompt == shorter:
         return ""
     return line(
-        f"The prompt has {len(prompt)} characters; all after the first {len(shorter)} were cut off.", "status cut"
+        f"Only the first {len(shorter)} of the prompt's {len(prompt)} characters are read; the rest is ignored.",
+        "status cut",
     )
 
 

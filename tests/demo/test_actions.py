@@ -116,7 +116,7 @@ def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(k
     actions, tab = named_actions(knowing_service), SimpleNamespace(session_hash="tab")
     first, *others, last, _ = actions.draw(tab, "zeppelin " * 222 + "ab", False, *WISH.values())
     assert first["prompt"] == "zeppelin " * 110 + "zeppelin"
-    assert "The prompt has 2000 characters; all after the first 998 were cut off." in first["unknown"]
+    assert "Only the first 998 of the prompt&#x27;s 2000 characters are read; the rest is ignored." in first["unknown"]
     assert "draw “zeppelin”, so these" in first["unknown"]
     assert not any("unknown" in update or "prompt" in update for update in (*others, last))
     assert last["drawn"].request.prompt == first["prompt"]

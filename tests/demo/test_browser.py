@@ -257,8 +257,7 @@ def test_what_the_model_has_not_learnt_is_said_above_the_pictures_and_goes_with_
     said = page.locator("#unknown .unknown")
     said.wait_for()
     assert said.inner_text() == (
-        f"I have not learnt to draw “zeppelin”, “img”, “src”, “x” or “{('very' * 8)[:30]}…”, "
-        "so these pictures may not show them."
+        f"I have not learnt to draw “zeppelin” or “{('very' * 8)[:30]}…”, so these pictures may not show them."
     )
     pictures(page)
     assert said.locator("*").count() == 0
@@ -295,7 +294,9 @@ def test_a_prompt_of_2000_characters_is_cut_and_the_page_says_so(visit, knowing_
     )
     if typed:
         ask(page, prompt)
-    page.get_by_text(f"The prompt has 2000 characters; all after the first {length} were cut off.").wait_for()
+    page.get_by_text(
+        f"Only the first {length} of the prompt's 2000 characters are read; the rest is ignored."
+    ).wait_for()
     page.get_by_text("I have not learnt to draw").wait_for()
     pictures(page)
     assert page.locator("#prompt input").input_value() == prompt[:length]
