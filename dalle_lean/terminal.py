@@ -3,6 +3,7 @@
 import importlib.metadata
 import logging
 import os
+import threading
 import time
 import traceback
 import warnings
@@ -17,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from dalle_lean.errors import UserError, is_out_of_memory
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnNotice, OnProgress
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto is CUDA if there is a GPU.")]
 BatchSize = Annotated[int | None, typer.Option(help="Pictures drawn at once. [default: by the free memory]")]
@@ -97,6 +98,31 @@ def begin_loading() -> None:
 
 
 LINE_INTERVAL_S = 10.0
+
+
+@contextmanager
+def waiting_told() -> Iterator[OnNotice]:
+    """Until the block ends, print every 10 s to standard error what it waits for and how long it has waited in all;
+    yields the callback that names what it waits for from then on."""
+    what, ended, started_s = "", threading.Event(), time.monotonic()
+
+    def wait_for(named: str) -> None:
+        nonlocal what
+        what = named
+
+    def print_lines() -> None:
+        while not ended.wait(LINE_INTERVAL_S):
+            tell(f"waiting for {what}, {time.monotonic() - started_s:.0f} s so far")
+
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield wait_for
+    finally:
+        ended.set()
+        thread.join()
+
+
 # The period over which Rich averages the rate; a large model's step takes minutes.
 RATE_PERIOD_S = 300.0
 SLOW_RATE = 0.5  # items per second below which seconds per item are shown instead

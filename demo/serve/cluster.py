@@ -5,14 +5,16 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_parts
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.require import require
+from dalle_lean.words import counted
 
 OBJECT_STORE_BYTES = 2**28  # for a cluster started on this machine; holds only pictures on their way to a client
 LARGEST_BATCH = {"cuda": 128, "cpu": 32}
@@ -47,10 +49,10 @@ class EngineSettings:
 
 
 @contextmanager
-def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningEngine"]:
+def engine_running(folder: Path, settings: EngineSettings, wait_for: OnNotice = silent) -> Iterator["RunningEngine"]:
     """An engine that draws with the model in `folder`; all its processes end with the block.
 
-    It joins the cluster at RAY_ADDRESS, or starts one on this machine.
+    It joins the cluster at RAY_ADDRESS, or starts one on this machine. `wait_for` is told what the start waits for.
     """
     # Ray reads these when it is imported. On a busy machine its processes start more slowly than it expects.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(SLOW_START_S))
@@ -67,21 +69,25 @@ def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningE
         options["_metrics_export_port"] = settings.metrics_port
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
+        wait_for("Ray")
         start_ray(options)
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
         try:
             location = "HeadOnly" if address is None else "EveryNode"
+            wait_for("Ray Serve")
             serve.start(
                 proxy_location=location,
                 http_options={"host": settings.host, "port": settings.port},
                 logging_config={"log_level": "ERROR"},
             )
             engine = RunningEngine(settings)
-            engine.load(folder)
+            engine.load(folder, wait_for)
             yield engine
         finally:
+            wait_for("the engine's processes to end")
             if address is None:
-                serve.shutdown()
+                with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Ray reports what it ends as failed
+                    serve.shutdown()
             else:  # the cluster may have other applications
                 for name in serve.status().applications:
                     if name == FRONT or name.startswith(DRAWERS):
@@ -123,7 +129,7 @@ class RunningEngine:
         self.batch_size = settings.batch_size or LARGEST_BATCH[self.device]
         self.units_per_replica = BATCHES_PER_REPLICA * max(1, self.batch_size // UNIT)  # the most given at once
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, wait_for: OnNotice = silent) -> None:
         """Draw with the model in this folder from now on. Prompts in progress finish with the previous model.
 
         Raises:
@@ -139,11 +145,13 @@ class RunningEngine:
         folder = folder.resolve()
         sha256 = check_parts(folder)["parts"]["model.safetensors"]
         name = f"{DRAWERS}{sha256[:16]}-{time.time_ns()}"
+        wait_for(f"{counted(self.settings.replicas, 'replica')} to load the model")
         try:
             serve.run(self.drawers(folder, sha256), name=name, route_prefix=None)
         except RuntimeError as error:
             serve.delete(name)
             raise UserError(f"no replica could load {folder}: {' '.join(str(error).split())[:500]}") from None
+        wait_for("the engine's front to learn the model's speed")
         if FRONT not in serve.status().applications:
             at_once, waiting = PROMPTS_PER_REPLICA * self.most_replicas, self.settings.waiting
             front: Any = serve.deployment(

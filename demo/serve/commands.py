@@ -2,13 +2,14 @@
 
 import signal
 import threading
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
 from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, say, warn
+from dalle_lean.terminal import Device, say, waiting_told, warn
 from dalle_lean.words import counted
 
 
@@ -52,7 +53,9 @@ def serve(
     signal.signal(signal.SIGTERM, terminate)
     say(f"starting {counted(replicas, 'replica')} of {folder} ...")
     try:
-        with engine_running(folder, settings) as engine:
+        with ExitStack() as stack:
+            with waiting_told() as wait_for:
+                engine = stack.enter_context(engine_running(folder, settings, wait_for))
             say(f"the engine is at http://{host}:{port}, its metrics are on port {metrics_port} (Ctrl+C ends it)")
             while True:
                 # With a timeout, so that signals are handled.

@@ -9,8 +9,11 @@ import subprocess
 import sys
 import termios
 import textwrap
+import time
 
 import pytest
+
+from dalle_lean import terminal
 
 SCRIPT = """
 import sys, time
@@ -81,3 +84,16 @@ def test_a_mistake_before_the_first_step_leaves_no_bar(columns):
     written = in_a_terminal(columns, steps=0, fails=True)
     assert written.endswith("\x1b[1A\x1b[2Kerror: no\r\n")
     assert in_a_file(steps=0, fails=True) == "error: no\n"
+
+
+def test_a_long_start_says_what_it_waits_for_and_how_long_until_it_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "LINE_INTERVAL_S", 0.05)
+    with terminal.waiting_told() as wait_for:
+        for what in ("Ray", "2 replicas to load the model"):
+            wait_for(what)
+            time.sleep(0.4)
+    said = capsys.readouterr().err
+    time.sleep(0.2)
+    lines = r"(waiting for Ray, 0 s so far\n)+(waiting for 2 replicas to load the model, [01] s so far\n)+"
+    assert re.fullmatch(lines, said)
+    assert capsys.readouterr().err == ""

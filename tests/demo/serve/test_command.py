@@ -79,6 +79,23 @@ def test_a_page_draws_by_the_engine_which_ends_without_a_trace(folder, tmp_path,
                 kill_family(process)
 
 
+@pytest.mark.slow
+def test_ctrl_c_while_the_engine_starts_is_answered_in_our_words_alone(tmp_path):
+    port, metrics_port = free_port("127.0.0.1", 28400, 100), free_port("127.0.0.1", 28600, 100)
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        options = ["--device", "cpu", "--port", str(port), "--metrics-port", str(metrics_port)]
+        engine = start([*PROGRAM, "serve", "models/emoji", *options], stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_for(engine, log, "waiting for")
+        engine.send_signal(signal.SIGINT)
+        assert engine.wait(120) == 130
+    finally:
+        kill_family(engine)
+    said = [line for line in log.read_text().splitlines() if not line.startswith(("starting", "waiting for"))]
+    assert said == ["the engine has ended", "stopped; what was finished is kept"]
+
+
 def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
     from dalle_lean.cli import main
 
