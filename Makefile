@@ -49,15 +49,17 @@ constraints: install
 		--no-emit-package dalle-lean --no-annotate --no-header --quiet --upgrade --output-file constraints.txt
 
 # Pictures to learn from: the drawings of Fluent Emoji Flat, the names of icons from four more sets, and emojibase's
-# words, pinned. Another size: make data SIDE=64 DATA=data/emoji64
+# words, pinned. Another size: make data SIDE=64 DATA=data/emoji64. FILLERS: the share of captions with words that the
+# picture does not show.
 DATA := data/emoji
 SIDE := 128
+FILLERS := 0
 EMOJI_PACKAGES := @iconify-json/noto@1.2.9 @iconify-json/noto-v1@1.2.5 @iconify-json/twemoji@1.2.5 \
 	@iconify-json/fluent-emoji@1.2.7 @iconify-json/fluent-emoji-flat@1.2.6 emojibase-data@17.0.0
 
 data: install
 	npm install --prefix data/npm --ignore-scripts --no-audit --no-fund --no-save $(EMOJI_PACKAGES)
-	$(BIN)/python -m preprocessing.emoji $(DATA) --packages data/npm/node_modules --side $(SIDE)
+	$(BIN)/python -m preprocessing.emoji $(DATA) --packages data/npm/node_modules --side $(SIDE) --fillers $(FILLERS)
 
 # What judges the drawings: classifiers that learn from other scenes of the same set, drawn with another seed, and from
 # four other sets, and a CLIP of the latter. They are not shipped; two of the sets are share-alike.
