@@ -18,12 +18,12 @@ PLACES = {
 }
 
 RELATIONS = {
-    "left of": ("left of", "to the left of", "next to", "and", "and", "and"),
+    "left of": ("left of", "to the left of", "next to", "beside", "with", "and", "and", "and"),
     "right of": ("right of", "to the right of"),
-    "above": ("above", "on top of"),
+    "above": ("above", "over", "on top of", "on"),
     "below": ("below", "under"),
 }
-"""In each relation of the first thing to the second. With "and" and "next to" they stand in the order of reading."""
+"""Of the first thing to the second. Words that tell no side, such as "and", mean the order of reading."""
 OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 SIZE_WORDS = {"small": ("small", "small", "little", "tiny"), "big": ("big", "big", "large", "huge")}
 NUMBERS = {2: ("two", "2"), 3: ("three", "3"), 4: ("four", "4")}
@@ -60,10 +60,10 @@ def on_ground(ground: str, random: Random) -> str:
     """Where a thing stands, such as " on a red ground"; half of the captions do not mention a white ground."""
     if ground == "white" and random.random() < 0.5:
         return ""
-    kind = random.choice(("ground", "ground", "background"))
+    kind = random.choice(("ground", "background"))
     if random.random() < SHARE_WITHOUT_ARTICLE:
         return random.choice((f" on {ground}", f" on {ground} {kind}", f", {ground} {kind}"))
-    return f" on {with_article(ground)} {kind}"
+    return f" {random.choice(('on', 'on', 'with'))} {with_article(ground)} {kind}"
 
 
 def scene_caption(
