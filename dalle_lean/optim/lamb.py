@@ -4,9 +4,8 @@ Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm
 """
 
 import importlib
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dalle_lean.errors import UserError
+from dalle_lean.optim.lamb_settings import check_number, check_settings
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
 from dalle_lean.require import require
@@ -204,25 +204,6 @@ def sync_master(state: dict[str, Any], low: Tensor) -> Tensor:
     if changed.any():
         torch.where(changed, low.to(torch.float32), master, out=master)
     return master
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """UserError names the first of Lamb's settings, without `lr`, that is out of range; others are ignored."""
-    betas, block_size = settings["betas"], settings["block_size"]
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"betas = {list(betas)}: must be two numbers of at least 0 and below 1")
-    for name in ("eps", "weight_decay", "min_eight_bit_numel"):
-        check_number(settings, name)
-    if not settings["clamp_weight_norm"] > 0:
-        raise UserError(f"clamp_weight_norm = {settings['clamp_weight_norm']}: must be above 0")
-    if not isinstance(block_size, int) or block_size < 1:
-        raise UserError(f"block_size = {block_size}: must be a whole number of at least 1")
-
-
-def check_number(settings: Mapping[str, Any], name: str) -> None:
-    """UserError unless the setting is finite and at least 0."""
-    if not 0 <= settings[name] < math.inf:
-        raise UserError(f"{name} = {settings[name]}: must be a finite number of at least 0")
 
 
 def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> None:

@@ -56,7 +56,7 @@ def test_the_default_number_of_candidates_follows_the_machines_speed(generator):
     ("prompt", "unknown"),
     [
         ("two red hearts", []),
-        ("a zeppelin & <b>ein</b> 🚀", ["zeppelin", "b", "ein", "🚀"]),
+        ("a zeppelin & <b>ein</b> 🚀", ["zeppelin", "ein", "🚀"]),
         ("赤いハート", ["赤いハート"]),
         ("wort " * 199, ["wort"]),
     ],

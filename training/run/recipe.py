@@ -10,7 +10,7 @@ from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
-from dalle_lean.optim.lamb import check_settings
+from dalle_lean.optim.lamb_settings import check_settings
 from training.run.fields import check_fields, check_one_of, typed_section
 from training.run.rates import learning_rate
 

@@ -93,7 +93,7 @@ def test_ctrl_c_while_the_engine_starts_is_answered_in_our_words_alone(tmp_path)
     finally:
         kill_family(engine)
     said = [line for line in log.read_text().splitlines() if not line.startswith(("starting", "waiting for"))]
-    assert said == ["the engine has ended", "stopped; what was finished is kept"]
+    assert said == ["the engine has ended", "stopped"]
 
 
 def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
