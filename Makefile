@@ -85,7 +85,7 @@ TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --disc
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
 TRAIN := $(BIN)/dalle-lean train --heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 bundled-model: install
-	@echo "some 12 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 1/2, transformer 6, CLIP 1"
+	@echo "some 13 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 1/2, transformer 7, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
 		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies plain=20,scene=80,painted=36,pair=28,count=18

@@ -6,8 +6,10 @@ dalle_lean.vocabulary).
 """
 
 import re
+from collections.abc import Sequence
 from random import Random
 
+from preprocessing.emoji.captions import RELATIONS, noun_phrase
 from preprocessing.emoji.names import with_article
 
 # fmt: off
@@ -22,28 +24,56 @@ OPENINGS = ("draw", "draw me", "please draw", "show me", "i want", "i would like
 DETERMINERS = ("the", "the", "the", "my", "your", "this", "that", "our")
 MOODS = ("sad", "smiling", "grinning", "crying", "angry")
 """Known words: they belong to faces."""
-PLACES = ("on the {}", "in the {}", "at the {}", "in a {}", "on {}", "from {}", "with a {}", "for {}")
+SCENES = (
+    "beach",
+    "bed",
+    "city",
+    "desert",
+    "field",
+    "garden",
+    "house",
+    "island",
+    "kitchen",
+    "moon",
+    "mountain",
+    "night",
+)
+"""Known words too: they belong to the names of things."""
+PLACES = ("on the {}", "in the {}", "at the {}", "in a {}")
+PHRASES = (*PLACES, "on {}", "from {}", "with a {}", "for {}")
 
+RELATION = re.compile(f" (?=(?:{'|'.join(w for ws in RELATIONS.values() for w in ws if w not in ('and', 'with'))}) )")
 HEAD = re.compile(r"(an?|the|two|three|four|\d) ")
 
 
-def made_up_word(random: Random) -> str:
+def made_up_word(random: Random, suffixes: Sequence[str] = SUFFIXES) -> str:
     """A word that sounds English, such as "snoobish"; there are millions, so hardly any comes twice."""
     syllables = random.choice((1, 2, 2, 2))
-    suffix = random.choice(SUFFIXES if syllables == 2 else SUFFIXES[2:])
-    return "".join(map(random.choice, (ONSETS, VOWELS, CODAS) * syllables)) + suffix
+    endings = suffixes if syllables == 2 else [suffix for suffix in suffixes if suffix]
+    return "".join(map(random.choice, (ONSETS, VOWELS, CODAS) * syllables)) + random.choice(endings)
 
 
-def as_typed(caption: str, random: Random) -> str:
-    """`caption` with an adjective, another article, a request before it, a phrase or a mark behind it."""
+def as_typed(caption: str, names: Sequence[str], random: Random) -> str:
+    """`caption` with an adjective, another article, a deed, a request before it, a phrase or a mark behind it.
+
+    A deed is a made-up verb: "a cat glumping on a chair", and "a cat glumping a hat" with one of `names`.
+    """
     first, *others = caption.split(" and ")
     others = [dressed(phrase, random) if HEAD.match(phrase) else phrase for phrase in others]
     typed = " and ".join((dressed(first, random), *others))
     if random.random() < 0.25:
+        deed = f" {made_up_word(random, suffixes=('ing',))}"
+        if RELATION.search(typed):
+            typed = RELATION.sub(f"{deed} ", typed, count=1)
+        elif not others and "," not in typed:
+            typed += f"{deed} {noun_phrase(random.choice(names))}"
+    if random.random() < 0.25:
         opening = random.choice((*OPENINGS, f"a {made_up_word(random)} of"))
         typed = f"{opening} {typed}"
     if random.random() < 0.3:
-        typed += " " + random.choice(PLACES).format(made_up_word(random))
+        known = random.random() < 0.4
+        phrase, word = (PLACES, random.choice(SCENES)) if known else (PHRASES, made_up_word(random))
+        typed += " " + random.choice(phrase).format(word)
     return typed + random.choice(("", "", "", "", ".", "!"))
 
 

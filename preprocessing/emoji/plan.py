@@ -52,9 +52,9 @@ def plan_training(
             ]
         pictures += painted(drawing, held_out, copies["painted"], Random(f"{seed}/painted/{drawing.set}/{name}"))
     Random(f"{seed}/order").shuffle(pictures)
-    random = Random(f"{seed}/fillers")
+    random, names = Random(f"{seed}/fillers"), [drawing.thing.name for drawing in known]
     return [
-        replace(picture, text=as_typed(picture.text, random)) if random.random() < fillers else picture
+        replace(picture, text=as_typed(picture.text, names, random)) if random.random() < fillers else picture
         for picture in pictures
     ]
 
