@@ -109,7 +109,7 @@ bundled-model: install
 	$(TRAIN) $(RUN)/shards/train $(RUN)/dalle-first --config emoji128
 	$(TRAIN) $(RUN)/shards/more $(RUN)/dalle-more --config emoji128-more --init $(RUN)/dalle-first/model --seed 1
 	$(TRAIN) $(RUN)/shards/painted $(RUN)/dalle-painted --config emoji128-more --init $(RUN)/dalle-more/model --seed 2
-	$(TRAIN) $(RUN)/shards/typed $(RUN)/dalle --config emoji128-more --steps 2000 --init $(RUN)/dalle-painted/model --seed 3
+	$(TRAIN) $(RUN)/shards/typed $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-painted/model --seed 3
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
