@@ -114,7 +114,7 @@ def monitor(
             stack.callback(site.close)
             if page:
                 say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, local))}")
-        live = None
+        live = latest = None
         if terminal.is_terminal and not once:
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))
         while True:
@@ -125,20 +125,29 @@ def monitor(
                 outputs.write(overview, watcher.settings.run_id)
             if site is not None:
                 site.poll(overview, board, records)
+            latest = overview or latest
+            line = headline(overview) if overview else silence(latest, watcher.is_answered())
             if live is not None:
-                live.update(Group(Text(headline(overview)), table_of(board, records)), refresh=True)
+                live.update(Group(Text(line), table_of(board, records)), refresh=True)
             else:
-                say(headline(overview))
+                say(line)
             if once:
                 terminal.print(table_of(board, records))
                 return
             time.sleep(max(0.0, interval_s - (time.monotonic() - started_s)))
 
 
-def headline(overview: Overview | None) -> str:
+def silence(latest: Overview | None, is_answered: bool) -> str:
+    """Why no trainers are there, by the latest that was seen of the run and whether a helper answers."""
+    if latest is not None and latest.step >= latest.total_steps:
+        return f"finished: all {latest.total_steps} steps are done"
+    if not is_answered:
+        return "no helper of the run answers: its host has stopped it, or is offline"
+    return "no trainers at the moment"
+
+
+def headline(overview: Overview) -> str:
     """Summarize the run in one line."""
-    if overview is None:
-        return "no trainers found"
     speed, unit = overview.samples_per_s, "samples/s"
     if speed is None:
         speed, unit = overview.reported_samples_per_s, "samples/s, as reported by peers"

@@ -21,7 +21,7 @@ from hivemind.p2p import PeerID
 from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
 from tests.children import PROGRAM
-from training.commands.monitor import duration, headline, table_of
+from training.commands.monitor import duration, headline, silence, table_of
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.run.recipe import load_recipe
@@ -126,6 +126,20 @@ def test_what_was_dropped_is_added_up():
     assert seen.counters == {**dropped, "refused_records": 3}
     assert "3 batches dropped · 4 steps skipped · 5 steps taken alone · 3 records refused" in headline(seen)
     assert "1 batch dropped · 1 step taken alone" in headline(overview(record(dropped_batches=1, solo_steps=1)))
+
+
+@pytest.mark.parametrize(
+    ("step", "is_answered", "line"),
+    [
+        (100, False, "finished: all 100 steps are done"),
+        (99, False, "no helper of the run answers: its host has stopped it, or is offline"),
+        (99, True, "no trainers at the moment"),
+        (None, True, "no trainers at the moment"),
+    ],
+)
+def test_a_run_without_trainers_is_finished_stopped_or_waiting(step, is_answered, line):
+    latest = None if step is None else replace(overview(record()), step=step, total_steps=100)
+    assert silence(latest, is_answered) == line
 
 
 def test_the_pace_is_that_of_the_last_steps():
