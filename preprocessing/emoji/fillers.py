@@ -18,29 +18,17 @@ ONSETS = ("b", "bl", "br", "c", "ch", "cl", "d", "f", "fl", "g", "gl", "h", "k",
 VOWELS = ("a", "e", "i", "o", "u", "ee", "oo", "ai", "ou")
 CODAS = ("", "", "b", "ck", "d", "g", "l", "m", "n", "nt", "p", "r", "sh", "st", "t", "x")
 SUFFIXES = ("", "", "y", "er", "ed", "ing", "ish", "ful", "al", "ous", "ly")
-# fmt: on
 
 OPENINGS = ("draw", "draw me", "please draw", "show me", "i want", "i would like", "make", "can you paint", "there is")
 DETERMINERS = ("the", "the", "the", "my", "your", "this", "that", "our")
 MOODS = ("sad", "smiling", "grinning", "crying", "angry")
 """Known words: they belong to faces."""
-SCENES = (
-    "beach",
-    "bed",
-    "city",
-    "desert",
-    "field",
-    "garden",
-    "house",
-    "island",
-    "kitchen",
-    "moon",
-    "mountain",
-    "night",
-)
+SURROUNDINGS = ("beach", "bed", "city", "desert", "field", "garden", "house", "island", "kitchen", "moon", "mountain",
+                "night")
 """Known words too: they belong to the names of things."""
-PLACES = ("on the {}", "in the {}", "at the {}", "in a {}")
-PHRASES = (*PLACES, "on {}", "from {}", "with a {}", "for {}")
+AROUND = ("on the {}", "in the {}", "at the {}", "in a {}")
+PHRASES = (*AROUND, "on {}", "from {}", "with a {}", "for {}")
+# fmt: on
 
 RELATION = re.compile(f" (?=(?:{'|'.join(w for ws in RELATIONS.values() for w in ws if w not in ('and', 'with'))}) )")
 HEAD = re.compile(r"(an?|the|two|three|four|\d) ")
@@ -54,26 +42,26 @@ def made_up_word(random: Random, suffixes: Sequence[str] = SUFFIXES) -> str:
 
 
 def as_typed(caption: str, names: Sequence[str], random: Random) -> str:
-    """`caption` with an adjective, another article, a deed, a request before it, a phrase or a mark behind it.
+    """`caption` with an adjective, another article, a verb, a request before it, a phrase or a mark behind it.
 
-    A deed is a made-up verb: "a cat glumping on a chair", and "a cat glumping a hat" with one of `names`.
+    Verbs are made up: "a cat glumping on a chair", and "a cat glumping a hat" with one of `names`.
     """
     first, *others = caption.split(" and ")
     others = [dressed(phrase, random) if HEAD.match(phrase) else phrase for phrase in others]
     typed = " and ".join((dressed(first, random), *others))
     if random.random() < 0.25:
-        deed = f" {made_up_word(random, suffixes=('ing',))}"
+        verb = f" {made_up_word(random, suffixes=('ing',))}"
         if RELATION.search(typed):
-            typed = RELATION.sub(f"{deed} ", typed, count=1)
+            typed = RELATION.sub(f"{verb} ", typed, count=1)
         elif not others and "," not in typed:
-            typed += f"{deed} {noun_phrase(random.choice(names))}"
+            typed += f"{verb} {noun_phrase(random.choice(names))}"
     if random.random() < 0.25:
         opening = random.choice((*OPENINGS, f"a {made_up_word(random)} of"))
         typed = f"{opening} {typed}"
     if random.random() < 0.3:
         known = random.random() < 0.4
-        phrase, word = (PLACES, random.choice(SCENES)) if known else (PHRASES, made_up_word(random))
-        typed += " " + random.choice(phrase).format(word)
+        phrases, word = (AROUND, random.choice(SURROUNDINGS)) if known else (PHRASES, made_up_word(random))
+        typed += " " + random.choice(phrases).format(word)
     return typed + random.choice(("", "", "", "", ".", "!"))
 
 

@@ -39,6 +39,13 @@ COUNTER_LABELS = {
     "refused_calls": ("call", " refused (newcomers' first ones always are: they have no pass yet)"),
 }
 
+SILENCE = {
+    "finished": "finished: all {total} steps are done",
+    "no answer": "no helper of the run answers: its host has stopped it, or is offline",
+    "no trainers": "no trainers at the moment",
+}
+"""What to say of a run without trainers, by its `run_state`."""
+
 
 def monitor(
     source: Annotated[
@@ -85,6 +92,7 @@ def monitor(
     from training.swarm.network.dht import prepare_process
     from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
     from training.swarm.observe.monitor import Monitor, Outputs
+    from training.swarm.observe.overview import run_state
 
     prepare_process()
     if page:
@@ -114,7 +122,8 @@ def monitor(
             stack.callback(site.close)
             if page:
                 say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, local))}")
-        live = latest = None
+        live = None
+        last_step = 0
         if terminal.is_terminal and not once:
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))
         while True:
@@ -125,8 +134,9 @@ def monitor(
                 outputs.write(overview, watcher.settings.run_id)
             if site is not None:
                 site.poll(overview, board, records)
-            latest = overview or latest
-            line = headline(overview) if overview else silence(latest, watcher.is_answered())
+            total, last_step = watcher.settings.total_steps, overview.step if overview else last_step
+            state = run_state(overview, last_step, total, watcher.is_answered)
+            line = headline(overview) if overview else SILENCE[state].format(total=total)
             if live is not None:
                 live.update(Group(Text(line), table_of(board, records)), refresh=True)
             else:
@@ -135,15 +145,6 @@ def monitor(
                 terminal.print(table_of(board, records))
                 return
             time.sleep(max(0.0, interval_s - (time.monotonic() - started_s)))
-
-
-def silence(latest: Overview | None, is_answered: bool) -> str:
-    """Why no trainers are there, by the latest that was seen of the run and whether a helper answers."""
-    if latest is not None and latest.step >= latest.total_steps:
-        return f"finished: all {latest.total_steps} steps are done"
-    if not is_answered:
-        return "no helper of the run answers: its host has stopped it, or is offline"
-    return "no trainers at the moment"
 
 
 def headline(overview: Overview) -> str:

@@ -32,7 +32,7 @@ def test_both_of_two_things_get_adjectives():
     assert all(contains_words(each, "cat") and contains_words(each, "dog") for each in typed)
 
 
-def test_deeds_come_before_a_relation_or_with_another_thing():
+def test_verbs_come_before_a_relation_or_with_another_thing():
     above = [as_typed("a tree above an owl", NAMES, Random(seed)) for seed in range(100)]
     assert any(re.search(r"tree \w+ing above an owl", each) for each in above)
     assert not any(contains_words(each, name) for each in above for name in NAMES)

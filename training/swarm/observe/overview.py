@@ -3,7 +3,7 @@
 import statistics
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -120,3 +120,18 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     ordered = sorted(zip(values, weights, strict=True))
     below = list(accumulate(weight for _, weight in ordered))
     return ordered[bisect_left(below, below[-1] / 2)][0]
+
+
+def run_state(overview: Overview | None, last_step: int, total_steps: int, is_answered: Callable[[], bool]) -> str:
+    """What a visitor must know first: "finished", "training", "no trainers", or "no answer".
+
+    Args:
+        overview: of the trainers there are; None without any.
+        last_step: the highest that is known of the run.
+        is_answered: whether a helper accepts connections; called only if that matters.
+    """
+    if last_step >= total_steps:
+        return "finished"
+    if overview is not None:
+        return "training"
+    return "no trainers" if is_answered() else "no answer"

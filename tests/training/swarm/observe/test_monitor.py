@@ -1,4 +1,4 @@
-"""The state of a run, summarized from its peers' records."""
+"""The monitor: contributions, its outputs, and the command that shows and writes a run."""
 
 import json
 import re
@@ -21,136 +21,21 @@ from hivemind.p2p import PeerID
 from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
 from tests.children import PROGRAM
-from training.commands.monitor import duration, headline, silence, table_of
+from tests.training.swarm.observe.test_overview import SETTINGS, overview, record
+from training.commands.monitor import duration, table_of
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
-from training.run.recipe import load_recipe
 from training.swarm.averaging.attestation import Attestation, Credit
-from training.swarm.config import SwarmSection, SwarmSettings, write_settings
+from training.swarm.config import write_settings
 from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
 from training.swarm.observe.monitor import SILENT_POLLS, Monitor, Outputs
-from training.swarm.observe.overview import StepPace, summarize
-from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecord, PeerRecords, record_validators
+from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecords, record_validators
 from training.swarm.observe.publisher import Publisher
 
-RECIPE = load_recipe("tiny")
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-SETTINGS = SwarmSettings(
-    swarm=SwarmSection(name="monitored"),
-    recipe=replace(
-        RECIPE,
-        data=replace(RECIPE.data, batch_size=64),
-        schedule=replace(RECIPE.schedule, total_steps=100, warmup_steps=10),
-    ),
-)
-
-
-def record(**fields):
-    metrics = PeerMetrics(epoch=10, loss=2.0, samples=100, samples_per_s=4.0).record_fields()
-    peer = {"role": "trainer", "client_mode": False, "version": "0.1.0", "user": None, "started": 1000.0}
-    return PeerRecord(**{**metrics, **peer, "time": 1100.0, **fields})
-
-
-def overview(*records, steps_per_s=0.5, refused=0):
-    found = PeerRecords({f"peer{number}": one for number, one in enumerate(records)}, refused)
-    return summarize(found, SETTINGS, steps_per_s)
-
-
-def test_steps_and_loss_are_medians_that_one_liar_does_not_move():
-    seen = overview(record(loss=2.0), record(loss=2.2), record(step=2**50, loss=1e15))
-    assert (seen.step, seen.loss) == (10, 2.2)
-
-
-def test_speed_and_time_left_follow_from_the_pace_of_steps_not_from_what_peers_say():
-    seen = overview(record(), record(samples_per_s=1e12), steps_per_s=0.5)
-    assert seen.samples_per_s == 0.5 * 64
-    assert seen.left_s == (100 - 10) / 0.5
-
-
-def test_before_two_steps_were_seen_the_speed_is_what_peers_say():
-    seen = overview(record(samples_per_s=24.0), record(samples_per_s=8.0), steps_per_s=None)
-    assert (seen.samples_per_s, seen.reported_samples_per_s, seen.left_s) == (None, 32.0, 90 / 0.5)
-
-
-def test_a_round_of_a_diloco_run_is_as_many_steps_as_each_peer_takes():
-    settings = replace(SETTINGS, wire=replace(SETTINGS.wire, mode="diloco", inner_steps=30))
-    seen = summarize(PeerRecords({"a": record(step=2)}, 0), settings, 0.1)
-    assert (seen.step, seen.total_steps, seen.left_s) == (60, 100, 40 / 0.1)
-    assert seen.samples_per_s == pytest.approx(0.1 * 64)
-
-
-def test_only_trainers_count_and_one_without_a_loss_has_none():
-    seen = overview(record(loss=None), record(role="donor", step=99), record(client_mode=True, loss=3.0))
-    assert (seen.peers, seen.clients, seen.step, seen.loss) == (2, 1, 10, 3.0)
-    assert overview(record(role="helper")) is None
-
-
-def test_made_up_identities_count_for_nothing_once_helpers_say_whom_they_averaged():
-    found = PeerRecords({"a": record(), "b": record(step=11), **{f"x{n}": record(step=2**50) for n in range(9)}}, 0)
-    seen = summarize(found, SETTINGS, 0.5, {"a": Credit(samples=1.0), "b": Credit(samples=1.0), "gone": Credit()})
-    assert (seen.step, seen.peers) == (10, 2)
-    assert summarize(found, SETTINGS, 0.5, {"gone": Credit()}).peers == 11
-
-
-def test_credited_liars_move_step_and_loss_only_with_half_of_the_work():
-    honest, liars = {f"a{n}": record() for n in range(3)}, {f"x{n}": record(step=1, loss=0.0) for n in range(9)}
-    found = PeerRecords({**honest, **liars}, 0)
-    credits = {name: Credit(samples=100.0 if name in honest else 1.0) for name in found.by_peer}
-    seen = summarize(found, SETTINGS, 0.5, credits)
-    assert (seen.step, seen.loss, seen.peers) == (10, 2.0, 12)
-
-
-def test_a_liar_counts_at_most_ten_faults_a_step_and_an_honest_peer_before_the_first_step():
-    seen = overview(record(step=10), record(step=10, dropped_batches=3), record(step=10, dropped_batches=2**50))
-    assert seen.counters["dropped_batches"] == 3 + 10 * (10 + 1)
-    assert overview(record(step=0, dropped_batches=7)).counters["dropped_batches"] == 7
-
-
-def test_of_as_many_liars_as_others_no_huge_loss_is_believed():
-    assert overview(record(loss=2.0), record(loss=1e15)).loss == 2.0
-
-
-def test_the_held_out_loss_is_what_the_runs_own_donors_say():
-    settings = replace(SETTINGS, swarm=replace(SETTINGS.swarm, donors=("donor",)))
-    found = {"a": record(), "donor": record(role="donor", loss=2.5), "liar": record(role="donor", loss=0.1)}
-    assert summarize(PeerRecords(found, 0), settings, 0.5).heldout_loss == 2.5
-    assert summarize(PeerRecords(found, 0), SETTINGS, 0.5).heldout_loss is None
-
-
-def test_what_was_dropped_is_added_up():
-    seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, solo_steps=5), refused=3)
-    dropped = {"dropped_batches": 3, "dropped_tensors": 0, "skipped_steps": 4, "solo_steps": 5, "resyncs": 0}
-    assert seen.counters == {**dropped, "refused_records": 3}
-    assert "3 batches dropped · 4 steps skipped · 5 steps taken alone · 3 records refused" in headline(seen)
-    assert "1 batch dropped · 1 step taken alone" in headline(overview(record(dropped_batches=1, solo_steps=1)))
-
-
-@pytest.mark.parametrize(
-    ("step", "is_answered", "line"),
-    [
-        (100, False, "finished: all 100 steps are done"),
-        (99, False, "no helper of the run answers: its host has stopped it, or is offline"),
-        (99, True, "no trainers at the moment"),
-        (None, True, "no trainers at the moment"),
-    ],
-)
-def test_a_run_without_trainers_is_finished_stopped_or_waiting(step, is_answered, line):
-    latest = None if step is None else replace(overview(record()), step=step, total_steps=100)
-    assert silence(latest, is_answered) == line
-
-
-def test_the_pace_is_that_of_the_last_steps():
-    pace = StepPace()
-    assert pace.steps_per_s is None
-    for step in range(100):
-        pace.observe(step, 10.0 * step if step < 50 else 500.0 + 2.0 * (step - 50))
-        pace.observe(step, 1e6)  # observations in between change nothing
-    assert pace.steps_per_s == pytest.approx(0.5)
-    pace.observe(20, 700.0)
-    assert pace.steps_per_s is None  # the run was rolled back
 
 
 def test_contributions_outlive_restarts_of_peers_and_of_the_monitor(tmp_path):
@@ -324,6 +209,18 @@ def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
     assert steps_in(out) == [7]
     board = json.loads((out / CONTRIBUTIONS).read_text())
     assert sorted(peer["samples"] for peer in board["peers"].values()) == [100, 300]
+
+
+@pytest.mark.swarm
+def test_the_command_says_why_nobody_trains(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    helper, address = start_helper(tmp_path / "run", SETTINGS)
+    with ExitStack() as stack:
+        stack.callback(helper.shutdown)
+        with pytest.raises(SystemExit) as stop:
+            main(["monitor", address, "--out", str(tmp_path / "out"), "--once"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("no trainers at the moment\n")
 
 
 @pytest.mark.swarm

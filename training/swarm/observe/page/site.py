@@ -17,7 +17,7 @@ from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
 from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
 from training.swarm.observe.leaderboard import Contributor, Leaderboard
 from training.swarm.observe.monitor import Monitor
-from training.swarm.observe.overview import Overview
+from training.swarm.observe.overview import Overview, run_state
 from training.swarm.observe.page import gallery, model_file, words
 from training.swarm.observe.page.gallery import Gallery, Painter
 from training.swarm.observe.page.history import History
@@ -126,16 +126,12 @@ class Site:
             self.on_notice(f"the checkpoint of step {newest.step} is not on the page: {error}")
 
     def state(self, overview: Overview | None) -> str:
-        """What a visitor must know first: "finished", "training", "no trainers", or "no answer" of any helper."""
+        """The `run_state`."""
         settings, newest, history = self.watcher.settings, self.newest_checkpoint(), self.history
         # The last trainers leave at once: the final step may only be seen in its checkpoint.
         steps = [known.step for known in (overview, newest) if known is not None]
         steps += [history.last_step] if history.run_id == settings.run_id else []
-        if max(steps, default=0) >= settings.total_steps:
-            return "finished"
-        if overview is not None:
-            return "training"
-        return "no trainers" if self.watcher.is_answered() else "no answer"
+        return run_state(overview, max(steps, default=0), settings.total_steps, self.watcher.is_answered)
 
     def write(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
         """Write run.json, with the files that it names."""

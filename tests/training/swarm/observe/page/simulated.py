@@ -5,7 +5,7 @@ import random
 import time
 from dataclasses import dataclass, field, replace
 
-from tests.training.swarm.observe.test_monitor import SETTINGS, record
+from tests.training.swarm.observe.test_overview import SETTINGS, record
 from training.swarm.averaging.attestation import Credit
 from training.swarm.host.checkpoints import Checkpoint
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("hivemind")
 
-from tests.training.swarm.observe.test_monitor import overview, record
+from tests.training.swarm.observe.test_overview import overview, record
 from training.swarm.observe.page.history import COLUMNS, MOST_POINTS, History
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("gradio")
 
 from dalle_lean.io.files import sha256_file
 from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, settings_of, simulate
-from tests.training.swarm.observe.test_monitor import record
+from tests.training.swarm.observe.test_overview import record
 from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.host_config import HostConfig
 from training.swarm.observe.overview import summarize
