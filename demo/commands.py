@@ -57,9 +57,7 @@ def demo(
     from inference.sampling.packed_linear import fastest_precision
 
     login = read_auth(auth)
-    free = free_port(host, port)
-    if free != port:
-        say(f"port {port} is taken; using {free}")
+    free_port(host, port)  # before anything is loaded
     if folder is None:
         assert serve is not None
         for option, value in (("--model", model), ("--precision", precision)):
@@ -79,8 +77,10 @@ def demo(
         card = read_card(folder)
     say(views.default_count(service))
     server = page_server.serve(
-        *(service, host, free), card=card, share=share, auth=login, root_path=read_root_path(root_path), api=api
+        *(service, host, port), card=card, share=share, auth=login, root_path=read_root_path(root_path), api=api
     )
+    if server.server_port != port:
+        say(f"port {port} is taken; using {server.server_port}")
     say(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
     if server.share_url:
         say(f"public for a week: {server.share_url}")

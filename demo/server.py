@@ -122,7 +122,7 @@ def serve(
     """Start the prompt page in background threads and return it; `wait` waits for Ctrl+C, `close()` ends it.
 
     Args:
-        port: must be free, see `free_port`.
+        port: the first that is tried, see `free_port`.
         card: the model card in Markdown.
         api: whether to offer the endpoint /draw.
         options: `share`, `auth` and `root_path` of Gradio's launch.
@@ -145,11 +145,11 @@ def serve(
 
 
 def serve_calculator(name: str = "paper", host: str = "127.0.0.1", port: int = 7860) -> Any:
-    """Start the calculator's page for the model `name` on the first free port from `port` on, and return it."""
+    """Start the calculator's page for the model `name`, see `launch`, and return it."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # as in build_page
     with gr.Blocks(title="dalle_lean calculator", analytics_enabled=False) as page:
         add_calculator(name)
-    return launch(page, host, free_port(host, port), footer_links=[])
+    return launch(page, host, port, footer_links=[])
 
 
 def wait(page: Any) -> None:
@@ -162,23 +162,31 @@ def wait(page: Any) -> None:
 
 
 def launch(page: Any, host: str, port: int, *, share: bool = False, **options: Any) -> Any:
-    """Start a page in background threads, in Gradio's own theme with the machine's fonts, and return it.
+    """Start a page in background threads on the first free port from `port` on, in Gradio's own theme with the
+    machine's fonts, and return it.
 
     It gets a public address only if asked to `share`; Gradio's own default shares from hosted notebooks.
     """
     theme = gr.themes.Default(
         primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )
-    page.launch(
-        server_name=host,
-        server_port=port,
-        share=share,
-        quiet=True,
-        prevent_thread_lock=True,
-        ssr_mode=False,
-        show_error=False,
-        theme=theme,
-        css_paths=STYLE,
-        **options,
-    )
-    return page
+    while True:
+        free = free_port(host, port)
+        try:
+            page.launch(
+                server_name=host,
+                server_port=free,
+                share=share,
+                quiet=True,
+                prevent_thread_lock=True,
+                ssr_mode=False,
+                show_error=False,
+                theme=theme,
+                css_paths=STYLE,
+                **options,
+            )
+        except OSError:
+            if free_port(host, free) == free:
+                raise
+            continue  # another program has taken it since
+        return page

@@ -114,6 +114,19 @@ def test_a_taken_port_is_answered_with_the_next_free_one(taken_port):
     assert taken_port < port < taken_port + 20
 
 
+def test_a_page_moves_on_if_another_program_takes_its_port_before_it_starts(taken_port, monkeypatch):
+    freed = iter([taken_port])  # free when asked, taken when used
+    monkeypatch.setattr("demo.server.free_port", lambda *asked: next(freed, None) or free_port(*asked))
+    with gr.Blocks() as page:
+        gr.Markdown("here")
+    launch(page, "127.0.0.1", taken_port)
+    try:
+        assert taken_port < page.server_port < taken_port + 20
+        assert "here" in get(page.local_url)
+    finally:
+        page.close(verbose=False)
+
+
 def test_no_free_port_is_one_line_and_exit_code_2(model_folder, taken_port, capsys, monkeypatch):
     monkeypatch.setattr("demo.server.free_port.__defaults__", (1, "--port"))
     with pytest.raises(SystemExit) as stop:
