@@ -130,15 +130,16 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
-        up = weights.project(self.up, x)
+        return weights.project(self.down, self.activate(weights.project(self.up, x)))
+
+    def activate(self, up: Tensor) -> Tensor:
+        """The result of `up` -> the input of `down`."""
         if not self.gated:
-            inner = self.activation(up)
-        elif self.activation is functional.gelu:
-            inner = geglu(up)
-        else:
-            value, gate = up.chunk(2, dim=-1)
-            inner = value * self.activation(gate)
-        return weights.project(self.down, inner)
+            return self.activation(up)
+        if self.activation is functional.gelu:
+            return geglu(up)
+        value, gate = up.chunk(2, dim=-1)
+        return value * self.activation(gate)
 
 
 class Block(nn.Module):

@@ -4,6 +4,7 @@ R rows, D hidden size, C codebook. Residual streams, norms, rotations, softmax a
 precision; attention scores have the precision's dtype.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from dalle_lean.free_memory import free_ram_bytes
 from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
-from dalle_lean.model.layers import Block, BranchParameters, FeedForward, Layer
+from dalle_lean.model.layers import Block, BranchParameters, Layer
 from dalle_lean.model.rope import rotary_angles
 from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
@@ -49,15 +50,11 @@ class LayerWeights:
     feed_forward: BranchWeights
     up: Projection
     down: Projection
-    ffn: FeedForward  # used only for its activation
+    activate: Callable[[Tensor], Tensor]  # between up and down
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward's inner module, [R, D] -> [R, D]."""
-        up = self.up(x)
-        if self.ffn.gated:
-            value, gate = up.chunk(2, dim=-1)
-            return self.down(self.ffn.activation(gate).mul_(value))
-        return self.down(self.ffn.activation(up))
+        return self.down(self.activate(self.up(x)))
 
 
 class PackedDecoder:
@@ -85,9 +82,9 @@ class PackedDecoder:
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, Layer)
             qkv, out, up, down = blocks[model.config.layer_blocks[index]]
-            kind, ffn = model.config.layer_kinds[index], model.block(index).feed_forward
+            kind, activate = model.config.layer_kinds[index], model.block(index).feed_forward.activate
             branches = BranchWeights(layer.attention), BranchWeights(layer.feed_forward)
-            self.layers.append(LayerWeights(kind, branches[0], qkv, out, branches[1], up, down, ffn))
+            self.layers.append(LayerWeights(kind, branches[0], qkv, out, branches[1], up, down, activate))
         self.norm = float_norm(model.norm)
         kinds = dict.fromkeys(self.config.layer_kinds)
         self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}

@@ -37,7 +37,7 @@ class Prompts:
     @property
     def num_codes(self) -> int:
         """m."""
-        return self.code_kv[0].shape[3]
+        return self.codes.shape[1]
 
 
 @torch.inference_mode()
