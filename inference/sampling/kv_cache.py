@@ -72,16 +72,15 @@ class KVCache:
         self.attended = buffer(flat, 1, config.head_size)
         self.used = self.attended.view(*grid, -1)[:, :, :per_prompt].permute(1, 2, 0, 3)
         self.merged = buffer(batch, heads * config.head_size)
-        self.text_keys = [keys.flatten(0, 1).transpose(1, 2) for keys in prompts.keys]
-        self.text_values = [values.flatten(0, 1) for values in prompts.values]
+        flat_texts = (kv.flatten(1, 2) for kv in prompts.text_kv)
+        self.texts = [(keys.transpose(1, 2), values) for keys, values in flat_texts]
         self.views: dict[int, list[LayerViews]] = {}
         self.graphs = StepGraphs(batch, device) if device.type == "cuda" else None
         self._load(prompts)
 
     def restart(self, prompts: Prompts) -> None:
         """Start again from other prompts, as many as before, in the same buffers."""
-        texts = zip([*self.prompts.keys, *self.prompts.values], [*prompts.keys, *prompts.values], strict=True)
-        for text, other in texts:
+        for text, other in zip(self.prompts.text_kv, prompts.text_kv, strict=True):
             text.copy_(other)
         for buffer in (*self.cells, self.inputs):
             buffer.zero_()
@@ -90,7 +89,7 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Bytes held for the codes read and for the prompts."""
-        held = [*self.cells, self.inputs, *self.prompts.keys, *self.prompts.values]
+        held = [*self.cells, self.inputs, *self.prompts.text_kv]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @torch.inference_mode()
@@ -145,7 +144,7 @@ class KVCache:
 
     def _attend(self, layer: int, views: LayerViews, bias: Tensor) -> Tensor:
         """One softmax over the prompt's keys, shared by its pictures, and the cells of each picture -> [R, H * d]."""
-        text_keys, text_values = self.text_keys[layer], self.text_values[layer]
+        text_keys, text_values = self.texts[layer]
         num_text, flat = text_keys.shape[2], len(self.code_query)
         on_text = torch.bmm(self.text_query, text_keys)  # [H * N, r, P]
         on_codes = torch.baddbmm(bias, self.code_query, views.keys)  # [H * N * r, 1, n]

@@ -20,8 +20,7 @@ from inference.sampling.packed_decoder import Norm, PackedDecoder, normalise
 class Prompts:
     """Keys and values of captions and given codes in every layer, and the logits of the next code."""
 
-    keys: list[Tensor]  # of the captions, for each layer [H, N, P, d]; shared by all pictures of a prompt
-    values: list[Tensor]  # of the captions, for each layer [H, N, P, d]
+    text_kv: list[Tensor]  # keys and values of the captions, for each layer [2, H, N, P, d]
     code_kv: list[Tensor]  # keys and values of the given codes, for each layer [2, H, N, m, d]
     code_inputs: list[Tensor]
     """The given codes' channels for their neighbours, for each branch [N, m, D / 2]; empty without token shift."""
@@ -58,16 +57,9 @@ def read_prompts(
     # Products of other sizes round differently: read one by one, a prompt does not depend on the others.
     together = 1 if decoder.device.type == "cpu" else len(text_ids)
     parts = [_read(decoder, *part) for part in zip(text_ids.split(together), codes.split(together), strict=True)]
-    keys, values, code_kv, code_inputs, logits = zip(*parts, strict=True)
-    return Prompts(
-        joined(keys, dim=1),
-        joined(values, dim=1),
-        joined(code_kv, dim=2),
-        joined(code_inputs, dim=0),
-        codes,
-        torch.cat(logits),
-        guided,
-    )
+    text_kv, code_kv, code_inputs, logits = zip(*parts, strict=True)
+    joined_kv = joined(text_kv, dim=2), joined(code_kv, dim=2)
+    return Prompts(*joined_kv, joined(code_inputs, dim=0), codes, torch.cat(logits), guided)
 
 
 def joined(parts: Sequence[list[Tensor]], dim: int) -> list[Tensor]:
@@ -77,12 +69,12 @@ def joined(parts: Sequence[list[Tensor]], dim: int) -> list[Tensor]:
 
 def _read(
     decoder: PackedDecoder, text_ids: Tensor, codes: Tensor
-) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
-    """The first four fields of Prompts and the logits."""
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    """The first three fields of Prompts and the logits."""
     config = decoder.config
     a, b = decoder.streams(decoder.model.embed(text_ids, codes).float())
     layout = decoder.model.layout(a.shape[1], a.dtype, a.device)
-    keys, values, code_kv = [], [], []
+    text_kv, code_kv = [], []
     code_inputs: list[Tensor] = []
     num_text = config.num_text_positions
 
@@ -97,10 +89,10 @@ def _read(
         qkv = layer.qkv(prepare(b, layer.attention.norm))
         qkv = qkv.view(len(a), -1, 3, config.num_heads, config.head_size).permute(2, 0, 3, 1, 4)
         query, key, value = (qkv if layout.table is None else rotate(qkv, layout.table)).unbind(0)  # [N, H, S, d]
-        keys.append(key[:, :, :num_text].transpose(0, 1).contiguous())
-        values.append(value[:, :, :num_text].transpose(0, 1).contiguous())
-        code_kv.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
+        kv = torch.stack([key, value]).transpose(1, 2)  # [2, H, N, S, d]
+        text_kv.append(kv[:, :, :, :num_text].contiguous())
+        code_kv.append(kv[:, :, :, num_text:].contiguous())
         seen = attend(query, key, value, config.layer_kinds[index], layout)
         layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
         layer.feed_forward.add(b, layer.feed(prepare(a, layer.feed_forward.norm)).view(b.shape))
-    return keys, values, code_kv, code_inputs, decoder.logits(a[:, -1], b[:, -1])
+    return text_kv, code_kv, code_inputs, decoder.logits(a[:, -1], b[:, -1])

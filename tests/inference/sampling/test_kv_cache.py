@@ -193,7 +193,7 @@ def test_pictures_share_the_keys_of_their_prompt():
     decoder = PackedDecoder(lively_dalle())
     prompts = read_prompts(decoder, inputs(decoder.config, 1)[0])
     small, large = (KVCache(decoder, prompts, batch) for batch in (8, 128))
-    text_bytes = sum(key.numel() * 4 * 2 for key in prompts.keys)
+    text_bytes = sum(kv.numel() * 4 for kv in prompts.text_kv)
     assert (small.num_bytes - text_bytes) * 16 == large.num_bytes - text_bytes
 
 
