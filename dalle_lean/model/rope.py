@@ -39,15 +39,15 @@ def rotary_angles(num_text: int, side: int, head_size: int, device: torch.device
 
 
 def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines of the angles, [2, ...] in float64 for float64 activations, else in float32."""
+    """exp(i angle) of each angle: complex, in float64 for float64 activations, else in float32."""
     angles = angles.to(torch.float64 if dtype == torch.float64 else torch.float32)
-    return torch.stack([angles.cos(), angles.sin()])
+    return torch.complex(angles.cos(), angles.sin())
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotate adjacent pairs of channels of x [..., S, d] by the angles of their positions.
 
-    table: cosines and sines [2, ..., S, m] of the first m <= d / 2 pairs, m = 3 n with `rotary_angles`; the dimensions
+    table: complex [..., S, m], see `rotary_table`, of the first m <= d / 2 pairs, m = 3 n with `rotary_angles`; the dimensions
     before S broadcast with x's.
     """
     return _Rotation.apply(x, table)
@@ -59,13 +59,13 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(table)
-        return _rotate_pairs(x, torch.complex(table[0], table[1]))
+        return _rotate_pairs(x, table)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (table,) = ctx.saved_tensors
-        return _rotate_pairs(grad, torch.complex(table[0], -table[1])), None
+        return _rotate_pairs(grad, table.conj()), None
 
 
 def _rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:

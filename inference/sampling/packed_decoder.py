@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from dalle_lean.errors import UserError
 from dalle_lean.free_memory import free_ram_bytes
@@ -18,7 +18,7 @@ from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
 from dalle_lean.model.layers import Block, BranchParameters, Layer
-from dalle_lean.model.rope import rotary_angles
+from dalle_lean.model.rope import rotary_angles, rotary_table
 from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
 
@@ -143,7 +143,5 @@ def rotations(config: DalleConfig, device: torch.device) -> Tensor:
     if not config.rotary:
         return scale.expand(config.image_len, 3, 1)
     angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
-    angles = angles[config.num_text_positions :]
-    unrotated = torch.zeros(len(angles), config.head_size // 2 - angles.shape[1], device=device)
-    angles = torch.cat([angles, unrotated], dim=1)
-    return scale * torch.complex(angles.cos(), angles.sin())[:, None]
+    table = rotary_table(angles[config.num_text_positions :], torch.float32)
+    return scale * pad(table, (0, config.head_size // 2 - table.shape[1]), value=1.0)[:, None]
