@@ -85,7 +85,7 @@ class Branch:
             for chunk in self._chunks(h, plan):
                 chunk.view(grad_h).add_(self._backward_chunk(chunk, h, out, grad_out, weights))
             grad_leaf = add_gradients(h, leaf, list(self.own.norm.parameters()), grad_h, weights)
-            grad_x.add_(weights.finite(grad_leaf), alpha=1 / weights.grad_scale)
+            weights.add(grad_x, grad_leaf)
 
     def _backward_chunk(
         self, chunk: Chunk, h: Tensor, out: Tensor | None, grad_out: Tensor, weights: ComputeWeights

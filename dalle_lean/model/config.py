@@ -130,7 +130,7 @@ class DalleConfig:
         shared = self.shared_blocks
         if isinstance(shared, tuple):
             most = self.num_layers - 1
-            if len(shared) != most + 1 or any(not isinstance(block, int) or not 0 <= block <= most for block in shared):
+            if len(shared) != self.num_layers or not all(is_whole(block, 0, most) for block in shared):
                 raise UserError(f"shared_blocks={shared}: a tuple names a block in 0..{most} for each layer")
             if set(shared) != set(range(max(shared) + 1)):
                 raise UserError(f"shared_blocks={shared}: blocks must be numbered from 0 without gaps")

@@ -1,4 +1,4 @@
-"""Cross-entropy that need not hold all logits, and the embedding that shares the output layer's weight.
+"""Cross-entropy that need not hold all logits, and the embedding lookup, whose weight is the output layer's.
 
 Positions come in sections (text, image), and each predicts its own rows of the vocabulary. So a section's logits and
 softmax cover its rows only.
@@ -140,7 +140,6 @@ class _Embed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
-        gradients = GradientBuffers(in_place=True)
-        if (buffer := gradients.of(ctx.weight)) is not None:
+        if (buffer := GradientBuffers(in_place=True).of(ctx.weight)) is not None:
             buffer.index_add_(0, ids.flatten(), grad.flatten(0, 1).to(buffer.dtype))
-        return None, *gradients.hand_over([ctx.weight])
+        return None, None

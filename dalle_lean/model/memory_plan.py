@@ -18,7 +18,8 @@ RESIDUAL_DTYPES = ("float32", "bfloat16", "float64")
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """How a model computes its backward; separate from DalleConfig and never saved with the weights.
+    """How a model computes its backward, and where its optimizer keeps its state; separate from DalleConfig and never
+    saved with the weights.
 
     Args:
         activations: where backward gets a layer's activations. "keep": forward stores them. "selective": forward stores

@@ -47,8 +47,8 @@ def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotate adjacent pairs of channels of x [..., S, d] by the angles of their positions.
 
-    table: complex [..., S, m], see `rotary_table`, of the first m <= d / 2 pairs, m = 3 n with `rotary_angles`; the dimensions
-    before S broadcast with x's.
+    table: complex [..., S, m], see `rotary_table`, of the first m <= d / 2 pairs, m = 3 n with `rotary_angles`; the
+    dimensions before S broadcast with x's.
     """
     return _Rotation.apply(x, table)
 

@@ -124,7 +124,7 @@ class KVCache:
 
     def _prepare(self, stream: Tensor, weights: BranchWeights, views: LayerViews, branch: int) -> Tensor:
         """The normalised and token-shifted stream [R, D]."""
-        h = normalise(stream, weights.norm)
+        h = normalise(weights.norm, stream)
         if self.config.token_shift:
             shifted, kept = h.chunk(2, dim=1)
             h = torch.cat([views.above[branch], views.left[branch], kept], dim=1)

@@ -36,7 +36,7 @@ class BranchWeights:
     def add(self, stream: Tensor, out: Tensor) -> None:
         """Add the inner module's output, [.., D] in any dtype, to the float32 stream."""
         out = out.float()
-        stream.addcmul_(out if self.norm_out is None else normalise(out, self.norm_out), self.scale)
+        stream.addcmul_(out if self.norm_out is None else normalise(self.norm_out, out), self.scale)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class PackedDecoder:
 
     def logits(self, a: Tensor, b: Tensor) -> Tensor:
         """The streams [R, D] of one position -> float32 logits of the next code [R, C]."""
-        return self.output(normalise((a + b) / 2, self.norm).to(self.dtype)).float()
+        return self.output(normalise(self.norm, (a + b) / 2).to(self.dtype)).float()
 
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The embedding as the two streams of a reversible stack, or twice as the only stream."""
@@ -131,7 +131,7 @@ def float_norm(norm: torch.nn.LayerNorm) -> Norm:
     return norm.weight.detach().float(), norm.bias.detach().float(), norm.eps
 
 
-def normalise(x: Tensor, norm: Norm) -> Tensor:
+def normalise(norm: Norm, x: Tensor) -> Tensor:
     """LayerNorm over the last dimension, in float32."""
     return torch.layer_norm(x, [x.shape[-1]], *norm)
 

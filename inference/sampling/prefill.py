@@ -79,7 +79,7 @@ def _read(
     num_text = config.num_text_positions
 
     def prepare(stream: Tensor, norm: Norm) -> Tensor:
-        h = normalise(stream, norm)
+        h = normalise(norm, stream)
         if config.token_shift:
             code_inputs.append(h[:, num_text:, : config.hidden_size // 2].clone())
             h = token_shift(h, num_text, config.image_side)

@@ -1,1 +1,1 @@
-"""One optimizer step: losses, gradients, precision."""
+"""One optimizer step: losses, gradients, one process or several."""
