@@ -18,6 +18,8 @@ from training.clip.recipe import ClipRecipe
 from training.data.image_text import ImageTextPairs
 from training.data.pixels import Pixels, in_file
 
+AT_ONCE = 64
+
 
 def partly_decoded(
     data: ImageTextPairs, store: Path, vqgan: Path, recipe: ClipRecipe, device: str, on_progress: OnProgress | None
@@ -35,17 +37,10 @@ def partly_decoded(
 
 
 @torch.no_grad()
-def decode(
-    vqgan: VQGAN,
-    pixels: Pixels,
-    decoded: Tensor,
-    device: str,
-    on_progress: OnProgress | None = None,
-    batch_size: int = 64,
-) -> None:
+def decode(vqgan: VQGAN, pixels: Pixels, decoded: Tensor, device: str, on_progress: OnProgress | None = None) -> None:
     """Encode and decode pictures, and write them into `decoded`, uint8 [N, 3, S, S]."""
-    for start in range(0, len(pixels), batch_size):
-        part = slice(start, start + batch_size)
+    for start in range(0, len(pixels), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
         with autocast(torch.device(device).type, "bf16"):
             images = vqgan.decode(vqgan.encode(pixels[part].to(device).float() / 255))
         decoded[part] = to_uint8(images.float()).cpu()

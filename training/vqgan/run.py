@@ -27,6 +27,7 @@ from training.vqgan.learner import VQGANLearner
 from training.vqgan.recipe import VQGANRecipe
 
 HELD_OUT_ONE_IN = 50
+AT_ONCE = 64
 
 
 @dataclass
@@ -114,14 +115,12 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
 
 
 @torch.no_grad()
-def measure(
-    vqgan: VQGAN, pixels: Tensor, recipe: VQGANRecipe, batch_size: int = 64
-) -> tuple[dict[str, float], list[Tensor]]:
+def measure(vqgan: VQGAN, pixels: Tensor, recipe: VQGANRecipe) -> tuple[dict[str, float], list[Tensor]]:
     """PSNR (dB, from the mean squared error over all pixels, in 0..1), codebook usage, and rows for a sheet."""
     device = vqgan.quant_conv.weight.device
     codes, squared_error = [], 0.0
     shown: list[Tensor] = []
-    for chunk in pixels.split(batch_size):
+    for chunk in pixels.split(AT_ONCE):
         original = chunk.to(device).float() / 255
         with autocast(device.type, recipe.precision):
             codes.append(vqgan.encode(original))
