@@ -174,7 +174,7 @@ def test_a_gradient_too_large_for_the_smallest_scale_ends_the_run(shards, recipe
     recipe = changed(recipe, {**CHANGES["fp16"], "optimizer": {"max_skipped_in_row": 3}})
     run = DalleRun(shards, tmp_path, recipe)
     run.model.scales.values[:] = [1.0] * 6
-    run.learner.weigh = lambda text_nats, image_nats: 1e12 * (text_nats + image_nats)
+    run.model.weigh = lambda text_nats, image_nats: 1e12 * (text_nats + image_nats)
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* lower learning rate"):
         run.go()
     assert run.progress.rescaled == 0

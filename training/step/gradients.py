@@ -55,7 +55,7 @@ class GradientComputer:
             with gradient_sync(self.model, self.losses, wanted=number == len(parts)):
                 with self.autocast():
                     text_nats, image_nats = self.losses(*part, crop)
-                    loss = self.weigh(text_nats, image_nats) * (len(part.text_ids) / len(batch.text_ids))
+                    loss = self.model.weigh(text_nats, image_nats) * (len(part.text_ids) / len(batch.text_ids))
                 loss.backward()
             total += loss.detach()
         return self.processes.mean(total)
@@ -73,14 +73,11 @@ class GradientComputer:
             self.model.reshard()  # a backward pass would do it
         text_nats, image_nats = (sums / len(batch.text_ids)).tolist()
         return {
-            "heldout_loss": self.weigh(text_nats, image_nats),
+            "heldout_loss": self.model.weigh(text_nats, image_nats),
             "heldout_text_nats": text_nats,
             "heldout_image_nats": image_nats,
             "heldout_image_bits": image_nats / math.log(2),
         }
-
-    def weigh(self, text_nats: Any, image_nats: Any) -> Any:
-        return self.model.weigh(text_nats, image_nats)
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
         """Split the batch into micro-batches on the model's device."""
