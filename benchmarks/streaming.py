@@ -26,6 +26,7 @@ from training.data.catalog import ShardSet, find_shards
 from training.data.loader import TrainingData, collate
 from training.data.reader import read_rows
 from training.data.sampler import Position, shard_groups
+from training.run.recipe import DataRecipe
 
 IMAGE_SIDE, CODEBOOK_SIZE = 32, 8192
 TEXT_LEN, TEXT_VOCAB_SIZE = 256, 32100
@@ -143,7 +144,7 @@ def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int,
         batches = data.ahead(batches)
     resident: list[int] = []
     # The warm-up lets allocators take their memory.
-    for _ in islice(batches, max(1, data.shuffle_buffer // batch_size)):
+    for _ in islice(batches, max(1, data.recipe.shuffle_buffer // batch_size)):
         pass
 
     def counted() -> Iterator[int]:
@@ -168,7 +169,7 @@ def measure(folder: Path, batch_size: int = 1024, shuffle_buffer: int = 10_000) 
     """All figures for the shards in a folder."""
     shards = find_shards(folder)
     rows = shards.info.counts.kept
-    data = TrainingData(shards=shards, heldout_share=0.01, shuffle_buffer=shuffle_buffer, seed=0)
+    data = TrainingData(shards, DataRecipe(shuffle_buffer=shuffle_buffer))
     tokenizer = Tokenizer.train(islice(data.captions(), 20_000), TEXT_VOCAB_SIZE)
     found: dict[str, Any] = {"rows": rows, "batch_size": batch_size, "shuffle_buffer": shuffle_buffer}
     found["file_bytes_per_row"] = round(sum(Path(path).stat().st_size for path in shards.paths) / rows)
@@ -176,7 +177,7 @@ def measure(folder: Path, batch_size: int = 1024, shuffle_buffer: int = 10_000) 
     found["phases"] = phases(data, tokenizer, batch_size, rows // 4)
     found["stream"] = stream(data, tokenizer, batch_size, rows, made_ahead=False)
     found["stream_ahead"] = stream(data, tokenizer, batch_size, rows, made_ahead=True)
-    groups = shard_groups(len(shards.paths), data.shuffle_shards, data.order_seed, 7)
+    groups = shard_groups(len(shards.paths), data.recipe.shuffle_shards, data.order_seed, 7)
     windows = min(row or 0 for row in shards.rows) * len(groups[-1]) // shuffle_buffer
     places = {"beginning": Position(), "deep": Position(epoch=7, group=len(groups) - 1, window=windows, sample=1)}
     found["resume_s"] = {name: resume_s(data, tokenizer, batch_size, place) for name, place in places.items()}

@@ -145,8 +145,8 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         if heldout_shards is not None:
             check_same_codes(heldout_shards, shards)
         self.vqgan = matching_vqgan(vqgan, self.info) if vqgan else None
-        changes = {"heldout_share": 0.0} if heldout_shards else {}
-        self.data = TrainingData.of_recipe(shards, recipe.data, **changes)
+        kept = dataclasses.replace(recipe.data, heldout_share=0.0) if heldout_shards else recipe.data
+        self.data = TrainingData(shards, kept)
         source = tokenizer or (init / "tokenizer.json" if init else None)
         largest_vocab = recipe.model.get("text_vocab_size", recipe.data.text_vocab_size)
         vocab_size = Tokenizer.from_file(source).vocab_size if source else largest_vocab
@@ -211,7 +211,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
 
     def heldout_batch(self, shards: ShardSet | None) -> Batch | None:
         """Rows to measure on: of the held-out shards, or those left out of the training."""
-        share = 1.0 if shards else self.data.heldout_share
+        share = 1.0 if shards else self.data.recipe.heldout_share
         rows = heldout_rows(shards or self.data.shards, share, self.recipe.data.heldout_samples)
         return collate(rows, self.tokenizer, self.model.config.text_len) if len(rows) else None
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,42 +28,29 @@ class Batch(NamedTuple):
     image_codes: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainingData:
     """The rows to train on, in their order; see `training.data.sampler`.
 
     Args:
         shards: see `training.data.catalog.find_shards`.
-        heldout_share: share of the rows, by the hash of their keys, to leave out.
-        shuffle_buffer: rows held in memory and shuffled together.
-        shuffle_shards: shards they come from.
-        seed: of the order and the dropped captions.
+        recipe: the held-out rows to leave out, the shuffling, the seed and the dropped captions; see `drops`.
         identity: of a peer; each peer has its own order.
-        caption_dropout: share of the captions to empty in each pass; see `drops`.
     """
 
     shards: ShardSet
-    heldout_share: float
-    shuffle_buffer: int
-    seed: int
-    shuffle_shards: int = 8
+    recipe: DataRecipe
     identity: str = ""
-    caption_dropout: float = 0.0
-
-    @classmethod
-    def of_recipe(cls, shards: ShardSet, recipe: DataRecipe, **changes: Any) -> Self:
-        """The fields that are not in `changes` come from the recipe."""
-        shared = ("heldout_share", "shuffle_buffer", "shuffle_shards", "seed", "caption_dropout")
-        return cls(shards=shards, **{name: getattr(recipe, name) for name in shared} | changes)
 
     @property
     def order_seed(self) -> int:
-        """Seed of the order, from `seed` and `identity`."""
-        return key_hash(f"order {self.seed} {self.identity}") if self.identity else self.seed
+        """Seed of the order, from the recipe's seed and `identity`."""
+        seed = self.recipe.seed
+        return key_hash(f"order {seed} {self.identity}") if self.identity else seed
 
     def training_indices(self, rows: Rows) -> list[int]:
         """Indices of the rows that are not held out."""
-        share = self.heldout_share
+        share = self.recipe.heldout_share
         return [index for index, key in enumerate(rows.keys) if not (share and is_heldout(key, share))]
 
     def drops(self, key: str, epoch: int) -> bool:
@@ -72,7 +59,7 @@ class TrainingData:
         Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598, section 3.2). Drawn for each row: drawn by step,
         all peers would drop the same places of their batches.
         """
-        share = self.caption_dropout
+        share = self.recipe.caption_dropout
         return share > 0 and key_hash(f"dropped caption {self.order_seed} {epoch} {key}") < share * 2**64
 
     def windows(self, start: Position = Position()) -> Iterator[tuple[Rows, Position]]:
@@ -82,7 +69,7 @@ class TrainingData:
         """
         position = start
         while True:
-            groups = shard_groups(len(self.shards.paths), self.shuffle_shards, self.order_seed, position.epoch)
+            groups = shard_groups(len(self.shards.paths), self.recipe.shuffle_shards, self.order_seed, position.epoch)
             whole_pass, num_rows = position.group == position.window == 0, 0
             for group in groups[position.group :]:
                 for rows, current in self.group_windows(group, position):
@@ -98,7 +85,7 @@ class TrainingData:
 
     def group_windows(self, group: list[int], position: Position) -> Iterator[tuple[Rows, Position]]:
         """The remaining windows of a group of shards. The last one is empty: its position records the lost shards."""
-        chunk = -(-self.shuffle_buffer // len(group))
+        chunk = -(-self.recipe.shuffle_buffer // len(group))
         first_chunks = {
             shard: first_chunk_rows(chunk, self.shards.rows[shard], self.order_seed, position.epoch, shard)
             for shard in group

@@ -11,6 +11,7 @@ from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows, is_heldout
 from training.data.loader import TrainingData
 from training.data.sampler import Position
+from training.run.recipe import DataRecipe
 
 
 def places(rows):
@@ -18,7 +19,7 @@ def places(rows):
 
 
 def test_what_is_held_out_is_never_trained_on(shards):
-    data = TrainingData(shards=find_shards(shards), heldout_share=0.1, shuffle_buffer=16, seed=3)
+    data = TrainingData(find_shards(shards), DataRecipe(heldout_share=0.1, shuffle_buffer=16, seed=3))
     heldout = heldout_rows(data.shards, 0.1, 1000).keys
     assert 0 < len(heldout) < 40
     trained = [key for rows, position in windows_of_a_pass(data) for key in rows.keys]
@@ -32,7 +33,7 @@ def test_all_views_of_a_picture_are_held_out_or_none(tmp_path):
         table = pq.read_table(path)
         views = [view_of(int(key.removeprefix("picture-"))) for key in table["key"].to_pylist()]
         pq.write_table(table.set_column(table.column_names.index("key"), "key", pa.array(views)), path)
-    data = TrainingData(shards=find_shards(folder), heldout_share=0.2, shuffle_buffer=16, seed=3)
+    data = TrainingData(find_shards(folder), DataRecipe(heldout_share=0.2, shuffle_buffer=16, seed=3))
     heldout = heldout_rows(data.shards, 0.2, 1000).keys
     trained = [key for rows, _ in windows_of_a_pass(data) for key in rows.keys]
     assert sorted([*heldout, *trained]) == sorted(map(view_of, range(120)))

@@ -16,6 +16,7 @@ from training.data.heldout import is_heldout
 from training.data.loader import TrainingData, collate
 from training.data.reader import whole_shard
 from training.data.sampler import Position
+from training.run.recipe import DataRecipe
 
 
 @pytest.fixture
@@ -25,7 +26,11 @@ def data(shards):
 
 def training_data(folder, **settings):
     defaults = {"heldout_share": 0.1, "shuffle_buffer": 16, "shuffle_shards": 3, "seed": 3}
-    return TrainingData(shards=find_shards(folder), **{**defaults, **settings})
+    return TrainingData(find_shards(folder), DataRecipe(**{**defaults, **settings}))
+
+
+def changed(data, **settings):
+    return replace(data, recipe=replace(data.recipe, **settings))
 
 
 def stored_keys(folder, share=0.1):
@@ -68,7 +73,7 @@ def test_every_buffer_and_number_of_shards_gives_every_row_once(shards, shuffle_
 def test_the_order_follows_from_the_seed_the_pass_and_the_peer(data):
     assert keys(data) == keys(replace(data))
     peers = [replace(data, identity=identity) for identity in ("", "alice", "bob")]
-    orders = [keys(peer, epoch) for peer in (*peers, replace(data, seed=4)) for epoch in (0, 1)]
+    orders = [keys(peer, epoch) for peer in (*peers, changed(data, seed=4)) for epoch in (0, 1)]
     assert len({tuple(order) for order in orders}) == len(orders)
     assert len({tuple(sorted(order)) for order in orders}) == 1
 
@@ -92,7 +97,7 @@ def test_rows_of_a_batch_come_from_many_shards_and_other_rows_meet_in_the_next_p
 
 
 def test_what_fits_into_the_buffer_is_shuffled_whole(data, shards):
-    rows, _ = next(replace(data, shuffle_buffer=128, shuffle_shards=4).windows())
+    rows, _ = next(changed(data, shuffle_buffer=128, shuffle_shards=4).windows())
     assert sorted(rows.keys) == sorted(stored_keys(shards))
 
 
@@ -274,7 +279,7 @@ def test_a_pass_of_damaged_shards_only_is_refused(tmp_path):
 
 def test_data_without_a_training_row_is_refused(shards):
     with pytest.raises(ValueError, match="no sample"):
-        keys(training_data(shards, heldout_share=1.0))
+        keys(training_data(shards, heldout_share=1 - 1e-9))
 
 
 def test_the_captions_are_those_trained_on_in_the_order_of_the_shards(data, shards):
@@ -302,7 +307,7 @@ def empty_captions(data, tokenizer, count, start=Position(), batch_size=1):
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_the_share_asked_for_has_empty_captions_and_the_rest_stays_as_it_is(data, tokenizer, share):
-    dropping = replace(data, caption_dropout=share).batches(50, tokenizer, 6)
+    dropping = changed(data, caption_dropout=share).batches(50, tokenizer, 6)
     empty_count = 0
     for (batch, place), (whole, other_place) in islice(zip(dropping, data.batches(50, tokenizer, 6), strict=False), 40):
         empty = (batch.text_ids == 0).all(dim=1)
@@ -315,20 +320,21 @@ def test_the_share_asked_for_has_empty_captions_and_the_rest_stays_as_it_is(data
 
 
 def test_captions_are_dropped_one_by_one_whatever_the_size_of_a_batch(data, tokenizer):
-    data = replace(data, caption_dropout=0.3)
+    data = changed(data, caption_dropout=0.3)
     assert empty_captions(data, tokenizer, 240) == empty_captions(data, tokenizer, 240, batch_size=40)
 
 
 def test_every_seed_peer_and_pass_drops_captions_of_its_own(data):
-    data = replace(data, caption_dropout=0.5)
-    readers = [replace(data, seed=seed, identity=identity) for seed in (3, 4) for identity in ("", "alice", "bob")]
+    data = changed(data, caption_dropout=0.5)
+    seeded = [changed(data, seed=seed) for seed in (3, 4)]
+    readers = [replace(one, identity=identity) for one in seeded for identity in ("", "alice", "bob")]
     rows = [f"picture-{number}" for number in range(120)]
     drawn = {tuple(reader.drops(key, epoch) for key in rows) for reader in readers for epoch in range(3)}
     assert len(drawn) == len(readers) * 3
 
 
 def test_from_any_position_on_the_same_captions_are_dropped(data, tokenizer):
-    data = replace(data, caption_dropout=0.5)
+    data = changed(data, caption_dropout=0.5)
     whole = list(islice(data.batches(25, tokenizer, 6), 9))  # two passes
     for number, (_, position) in enumerate(whole[:-1], start=1):
         assert same(next(data.batches(25, tokenizer, 6, position))[0], whole[number][0])

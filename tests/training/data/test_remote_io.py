@@ -25,7 +25,7 @@ from training.data.catalog import find_shards, published_files
 from training.data.loader import TrainingData
 from training.data.prefetch import wait_for
 from training.data.sampler import Position
-from training.run.recipe import load_recipe
+from training.run.recipe import DataRecipe, load_recipe
 from training.trainer import train
 
 HASTY = Patience(timeout_s=0.5, first_wait_s=0.01, longest_wait_s=0.05, give_up_s=20)
@@ -102,7 +102,7 @@ def remote(server, noticed):
 
 
 def training_data(shards):
-    return TrainingData(shards=shards, heldout_share=0.1, shuffle_buffer=16, shuffle_shards=3, seed=3)
+    return TrainingData(shards, DataRecipe(heldout_share=0.1, shuffle_buffer=16, shuffle_shards=3, seed=3))
 
 
 def batches(shards, tokenizer, count=12, start=Position()):

@@ -334,7 +334,7 @@ def make_settings(
     """The content of swarm.toml; also writes tokenizer.json beside it."""
     found = find_shards(shards)
     recipe = load_recipe(recipe_name)
-    data = TrainingData(shards=found, heldout_share=recipe.data.heldout_share, shuffle_buffer=64, seed=0)
+    data = TrainingData(found, recipe.data)
     tokenizer = Tokenizer.train(data.captions(), recipe.data.text_vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     config = recipe.model_config(

@@ -32,15 +32,7 @@ def await_peers(swarm, count):
 def batches_by_step(swarm, member, batch_size):
     """The batches that a trainer has learnt from in each of the first steps."""
     settings, shards = swarm.settings, find_shards(swarm.settings.swarm.data)
-    recipe = settings.recipe.data
-    data = TrainingData(
-        shards=shards,
-        heldout_share=recipe.heldout_share,
-        shuffle_buffer=recipe.shuffle_buffer,
-        shuffle_shards=recipe.shuffle_shards,
-        seed=recipe.seed,
-        identity=member.last("here")["peer"],
-    )
+    data = TrainingData(shards, settings.recipe.data, identity=member.last("here")["peer"])
     tokenizer = Tokenizer.from_file(swarm.folder / "tokenizer.json")
     stream = data.batches(batch_size, tokenizer, settings.recipe.model["text_len"])
     counts = np.diff([0, *(event["samples"] for event in member.events("step") if 0 < event["epoch"] <= STEPS)])

@@ -193,7 +193,7 @@ def new_settings(
             raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; name another folder")
         config = new_config(recipe, shards.info, Tokenizer.from_file(path).vocab_size)
     else:
-        training = TrainingData.of_recipe(shards, recipe.data)
+        training = TrainingData(shards, recipe.data)
         source = source or Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
         config = new_config(recipe, shards.info, source.vocab_size)  # before anything is written
         place_vocabulary(run_dir, init, training.mixed_captions())

@@ -99,7 +99,7 @@ class GradientWorker(StepWorker):
     ):
         super().__init__(settings, **options)
         self.tokenizer, self.folder, self.cursor = tokenizer, folder, folder / CURSOR
-        self.data = TrainingData.of_recipe(shards, settings.recipe.data, identity=identity)
+        self.data = TrainingData(shards, settings.recipe.data, identity)
 
     @contextmanager
     def batches(self, stop_waiting: Callable[[], bool] | None = None) -> Iterator[Iterator[tuple[Batch, Position]]]:
