@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from dalle_lean.errors import UserError
+from training.clip.recipe import ClipRecipe
 from training.data.image_text import Attributes, ImageTextPairs
 from training.data.picture_batches import caption_key
 
@@ -55,34 +56,22 @@ class SimilarPictures:
 class HardNegatives:
     """Completes batches from anchors (rows to start with) by hard negatives, no caption twice.
 
-    Args:
-        kinds: lists of fields. Groups of hard negatives take turns in which list their pictures agree in. A list that
-            yields no hard negatives is dropped, which is logged; if none is left, a batch consists of anchors.
-        share: largest share of a batch in groups.
-        group_size: pictures in a group, the anchor included; at most half a batch.
+    Groups of hard negatives, each with its anchor, take turns in which tuple of `recipe.alike` their pictures agree in.
+    A tuple that yields no hard negatives is dropped, which is logged; if none is left, a batch consists of anchors.
     """
 
-    def __init__(
-        self,
-        data: ImageTextPairs,
-        kinds: Sequence[Sequence[str]],
-        *,
-        batch_size: int,
-        share: float,
-        group_size: int,
-        seed: int,
-    ):
+    def __init__(self, data: ImageTextPairs, recipe: ClipRecipe):
         self.keys = [caption_key(caption) for caption in data.captions]
-        if batch_size > len(set(self.keys)):
+        self.batch_size, self.seed = recipe.batch_size, recipe.seed
+        if self.batch_size > len(set(self.keys)):
             raise UserError(
-                f"batch_size={batch_size}: there are only {len(set(self.keys))} different captions; lower it"
+                f"batch_size={self.batch_size}: there are only {len(set(self.keys))} different captions; lower it"
             )
-        self.batch_size = batch_size
-        self.group_size = min(group_size, batch_size // 2)
-        self.seed = seed
-        self.groups = int(share * batch_size / self.group_size) if self.group_size > 1 else 0
+        self.group_size = min(recipe.hard_group_size, self.batch_size // 2)
+        groups_in_share = int(recipe.hard_negative_share * self.batch_size / self.group_size)
+        self.groups = groups_in_share if self.group_size > 1 else 0
         self.kinds: list[SimilarPictures] = []
-        for fields in kinds if self.groups else ():
+        for fields in recipe.alike if self.groups else ():
             similar = SimilarPictures(data.captions, data.attributes, fields)
             if similar.varied:
                 self.kinds.append(similar)
@@ -92,7 +81,7 @@ class HardNegatives:
                 logger.info(f"no hard negatives of pictures with the same {', '.join(fields)}: {reason}")
         if not self.kinds:
             self.groups = 0
-        self.num_anchors = batch_size - self.groups * (self.group_size - 1)
+        self.num_anchors = self.batch_size - self.groups * (self.group_size - 1)
 
     def batch(self, step: int, anchors: Sequence[int]) -> list[int]:
         """The rows of a step: the anchors, which have distinct captions, then hard negatives of some of them and, if

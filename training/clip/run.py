@@ -106,14 +106,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         groups = parameter_groups(self.model, recipe.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
         self.caption_ids = self.scorer.caption_ids(self.data.captions)
-        self.hard_negatives = HardNegatives(
-            self.data,
-            recipe.alike,
-            batch_size=recipe.batch_size,
-            share=recipe.hard_negative_share,
-            group_size=recipe.hard_group_size,
-            seed=recipe.seed,
-        )
+        self.hard_negatives = HardNegatives(self.data, recipe)
         self.ranking: RankingQuestions | None = None
         if recipe.alike:
             self.ranking = ranking_questions(self.heldout, self.data, recipe.alike[0], THING_CHOICES, recipe.seed)

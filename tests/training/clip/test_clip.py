@@ -141,7 +141,7 @@ def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_a
 
     end = train_on_pictures(Watched, folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
     data = read_captioned(folder, 32, fields=("paint", "place", "things"))
-    negatives = HardNegatives(data, TINY["alike"], batch_size=6, share=0.5, group_size=8, seed=0)
+    negatives = HardNegatives(data, ClipRecipe(**TINY))
     assert (negatives.groups, negatives.num_anchors) == (1, 4)
     begun = islice(distinct_batches(data.captions, 4, seed=0), 4)
     assert learnt == [negatives.batch(step, rows) for step, rows in enumerate(begun, start=1)]

@@ -9,6 +9,7 @@ import torch
 
 from training.clip.hard_negatives import HardNegatives, SimilarPictures, shuffled
 from training.clip.ranking_questions import RankingQuestions, ranking_questions
+from training.clip.recipe import ClipRecipe
 from training.data.image_text import ImageTextPairs
 from training.data.picture_batches import caption_key, distinct_batches
 
@@ -39,7 +40,7 @@ def are_negatives(data, one, other, fields):
 
 
 def hard(data, kinds=(LOOK, THING), **changes):
-    return HardNegatives(data, kinds, **{"batch_size": 16, "share": 0.5, "group_size": 4, "seed": 0, **changes})
+    return HardNegatives(data, ClipRecipe(alike=kinds, **{"batch_size": 16, "hard_group_size": 4, **changes}))
 
 
 def batches(data, negatives, count):
@@ -77,7 +78,7 @@ def test_no_batch_holds_a_caption_twice_however_it_is_written():
         [*data.captions, *captions],
         attributes=[*data.attributes, *reversed(data.attributes)],
     )
-    for batch in batches(twice, hard(twice, batch_size=64, share=0.9, group_size=6), 20):
+    for batch in batches(twice, hard(twice, batch_size=64, hard_negative_share=0.9, hard_group_size=6), 20):
         assert len(batch) == len({caption_key(twice.captions[row]) for row in batch}) == 64
 
 
@@ -151,7 +152,7 @@ def test_pictures_that_agree_in_all_that_is_told_are_no_hard_negatives(caplog):
 def test_no_share_asks_nothing_of_the_listing(caplog):
     caplog.set_level("INFO", "training")
     data = listing(fields=())
-    negatives = hard(data, share=0.0)
+    negatives = hard(data, hard_negative_share=0.0)
     assert (negatives.groups, caplog.messages) == (0, [])
 
 
@@ -170,7 +171,7 @@ def test_lines_without_the_fields_are_in_batches_but_in_no_group():
 
 def test_a_group_that_finds_too_few_negatives_is_smaller_and_the_batch_is_full_all_the_same():
     data = listing().take(range(24))  # two looks
-    negatives = hard(data, [LOOK], group_size=8)
+    negatives = hard(data, [LOOK], hard_group_size=8)
     for batch in batches(data, negatives, 9):
         assert len({caption_key(data.captions[row]) for row in batch}) == 16
 
