@@ -38,21 +38,9 @@ from training.swarm.network.bootstrap_service import (
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import check_user_name
 from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S, plausible_records, without_lone_claims
+from training.swarm.preflight import checks
 from training.swarm.preflight.batch_size import BatchPlan, free_memory, plan_batch, state_bytes
-from training.swarm.preflight.checks import (
-    OK,
-    PROBLEM,
-    Check,
-    check_clock,
-    check_data,
-    check_device,
-    check_disk,
-    check_fingerprint,
-    check_memory,
-    check_reach,
-    check_versions,
-    installed_versions,
-)
+from training.swarm.preflight.checks import OK, PROBLEM, Check
 
 
 @dataclass(frozen=True)
@@ -140,9 +128,9 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
         found.checks.append(check)
         on_check(check)
 
-    report(check_versions(installed_versions()))
+    report(checks.check_versions(checks.installed_versions()))
     found.device = pick_device(options.device)
-    report(check_device(found.device))
+    report(checks.check_device(found.device))
     port = 0 if options.client else options.listen or free_ports(1)[0]
     with temporary_node(found.addresses, options, port) as (dht, reason):
         theirs = first_answer(dht, found.addresses, fetch_run)
@@ -154,14 +142,15 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
         settings = found.run.settings
         check_resources(found, settings, options, report)
         report(check_helpers(dht, reason, settings))
-        report(check_clock(first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())))
+        offset_s = first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())
+        report(checks.check_clock(offset_s))
         reachable = None
         if not options.client:
             reachable = first_answer(dht, found.addresses, lambda node, at: is_reachable(node, at, port))
-        report(check_reach(mode=options.reach, port=port, reachable=reachable, announced=bool(options.announce)))
+        report(checks.check_reach(mode=options.reach, port=port, reachable=reachable, announced=bool(options.announce)))
         found.port = port if options.reach == "listen" or reachable else 0
         sha256 = hashlib.sha256(found.run.tokenizer).hexdigest()
-        report(check_fingerprint(settings, theirs.settings if theirs else None, sha256))
+        report(checks.check_fingerprint(settings, theirs.settings if theirs else None, sha256))
         if settings.swarm.run_key and dht is not None and not found.problems:
             report(check_admission(found, settings, options, dht))
     return found
@@ -229,14 +218,14 @@ def check_resources(
         found.batch = plan_batch(
             settings, found.device, free, precision=options.precision, batch_size=options.batch_size, ranks=ranks_here()
         )
-        report(check_memory(found.batch, free, found.device))
+        report(checks.check_memory(found.batch, free, found.device))
     except ValueError as error:
         fix = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
         report(Check("memory", PROBLEM, str(error), fix))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     found.folder = options.folder or cache / "dalle-lean" / "runs" / settings.run_id
-    report(check_disk(found.folder, state_bytes(settings)))
-    check, shards = check_data(options.data or settings.swarm.data, settings)
+    report(checks.check_disk(found.folder, state_bytes(settings)))
+    check, shards = checks.check_data(options.data or settings.swarm.data, settings)
     found.shards = shards and dataclasses.replace(shards, patience=Patience())
     report(check)
 
