@@ -83,11 +83,7 @@ class Monitor:
     """
 
     def __init__(
-        self,
-        sources: Sequence[str],
-        on_notice: OnNotice,
-        run_dir: Path | None = None,
-        on_connect: OnNotice = silent,
+        self, sources: Sequence[str], on_notice: OnNotice, run_dir: Path | None = None, on_connect: OnNotice = silent
     ):
         self.on_notice = on_notice
         self.gate: Gate | None = None

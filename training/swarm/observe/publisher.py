@@ -9,13 +9,7 @@ import hivemind
 from hivemind.utils import get_dht_time
 
 from training.swarm.network.owner_keys import owner_key
-from training.swarm.observe.peer_metrics import (
-    EXPIRATION_S,
-    PeerMetrics,
-    PeerRecord,
-    check_user_name,
-    metrics_key,
-)
+from training.swarm.observe.peer_metrics import EXPIRATION_S, PeerMetrics, PeerRecord, check_user_name, metrics_key
 
 INTERVAL_S = 30.0
 STORE_TIMEOUT_S = 20.0
