@@ -89,11 +89,9 @@ def train(
         max_minutes: time limit, start-up included; the run is saved then, and the same call continues it.
         on_progress: called after each step with (samples done, total samples, note).
 
-    Raises:
-        TrainingDiverged: see OptimizerRecipe.max_skipped_in_row; the last checkpoint and model are kept.
+    Raises as `TrainingRun.go` does, and:
         Unreachable: a remote kept failing for too long; the last checkpoint is kept.
         ValueError: recipe, data, tokenizer, VQGAN and the run in `out` do not match.
-        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit, processes = TimeLimit(max_minutes), open_processes(device)
     with processes.together():

@@ -186,10 +186,7 @@ def train_on_pictures(
             same call continues it.
         on_progress: called with (done, total, note) in pictures, first those read, then those trained on.
 
-    Raises:
-        TrainingDiverged: see LoopSettings.max_skipped_in_row; the last checkpoint is kept.
-        ValueError: the data or the run in `out` do not match the arguments.
-        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
+    Raises as `TrainingRun.go` does, and ValueError if the data or the run in `out` do not match the arguments.
     """
     limit = TimeLimit(max_minutes)
     return run_class(data, out, recipe, on_progress=on_progress, **inputs).go(on_progress, limit)
