@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -168,7 +168,9 @@ class Painter:
         """Write a gallery of these checkpoints only, and remove the pictures of others."""
         self.gallery = Gallery(self.gallery.prompts, drawn)
         write_json(self.folder / NAME, asdict(self.gallery))
-        remove_others(self.folder, self.gallery.files)
+        for path in self.folder.glob("drawn-*.webp"):
+            if path.name not in self.gallery.files:
+                path.unlink()
 
     def close(self) -> None:
         if self.process is not None:
@@ -178,13 +180,6 @@ class Painter:
 
     def clear(self) -> None:
         shutil.rmtree(self.drawing, ignore_errors=True)
-
-
-def remove_others(folder: Path, wanted: Iterable[str]) -> None:
-    """Remove all pictures but the wanted ones."""
-    for path in folder.glob("drawn-*.webp"):
-        if path.name not in set(wanted):
-            path.unlink()
 
 
 def mirror(folder: Path, gallery: Gallery, fetch: Callable[[str], bytes | None]) -> Gallery:

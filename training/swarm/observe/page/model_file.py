@@ -61,14 +61,9 @@ def pack(checkpoint: Checkpoint, folder: Path) -> None:
     write_json(
         folder / NAME, asdict(Download(step=checkpoint.step, file=path.name, size_bytes=size_bytes, sha256=sha256))
     )
-    remove_others(folder, path)
-
-
-def remove_others(folder: Path, kept: Path) -> None:
-    """Remove all models but `kept`, and partial downloads."""
-    for path in (*folder.glob("model-step-*.zip"), *folder.glob(".*.part")):
-        if path != kept:
-            path.unlink()
+    for other in (*folder.glob("model-step-*.zip"), *folder.glob(".*.part")):
+        if other != path:
+            other.unlink()
 
 
 def mirror(
