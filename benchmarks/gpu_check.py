@@ -40,7 +40,7 @@ from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
 from dalle_lean.memory.flops import forward_flop
 from inference import Generator
 from training.data.loader import Batch
-from training.run.recipe import MemoryRecipe, Recipe, load_recipe
+from training.run.recipe import DataRecipe, MemoryRecipe, Recipe, load_recipe
 from training.step.learner import Learner
 
 MODELS = {"small": SMALL, "paper": DalleConfig.paper()}
@@ -135,8 +135,7 @@ def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds
     setup = TrainingSetup.of_precision("bf16", batch=batch_size, device=device.type)
     plan = fastest_plan(config, setup, 0.8 * free_bytes(device))
     memory = MemoryRecipe(**dataclasses.asdict(plan), precision="bf16")
-    recipe = Recipe(model=config.to_dict(), memory=memory)
-    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, batch_size=batch_size))
+    recipe = Recipe(model=config.to_dict(), memory=memory, data=DataRecipe(batch_size=batch_size))
     learner = Learner(Dalle(config, device=device), recipe)
     batch = Batch(**random_batch(config, batch_size))
     gradient = learner.accumulate_gradient
