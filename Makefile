@@ -92,7 +92,7 @@ bundled-model: install
 	test -e data/emoji-painted/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-painted \
 		--packages data/npm/node_modules --side $(SIDE) --seed 2 --copies plain=10,scene=40,painted=72,pair=14,count=9
 	test -e data/emoji-typed/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-typed --fillers 0.4 \
-		--packages data/npm/node_modules --side $(SIDE) --seed 3 --copies plain=14,scene=40,painted=40,pair=60,count=9
+		--packages data/npm/node_modules --side $(SIDE) --seed 3 --copies plain=8,scene=22,painted=22,pair=34,count=5
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-decoder --picture-side 128 --init-from $(RUN)/vqgan-crops \

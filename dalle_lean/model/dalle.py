@@ -168,7 +168,7 @@ class Dalle(Decoder):
         return torch.where(text_ids == 0, padding, text_ids.long())
 
     def check_inputs(self, text_ids: Tensor, image_codes: Tensor) -> None:
-        """ValueError unless text_ids is [B, text_len] and image_codes [B, m <= image_len], of ids that exist, B >= 1."""
+        """ValueError unless text_ids is [B, text_len] and image_codes [B, m <= image_len], of known ids, B >= 1."""
         config = self.config
         check_ids("text_ids", text_ids, config.text_vocab_size)
         check_ids("image_codes", image_codes, config.image_vocab_size)
