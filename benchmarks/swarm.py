@@ -8,6 +8,7 @@ All figures are from real peers, in processes of their own on loopback, started 
   a step lasts five times the matchmaking.
 - loss: held-out loss of one machine and of swarms after the same number of samples, on the shards of --shards.
 - soak: a swarm whose members are killed at random for --minutes.
+- rules: held-out loss and seconds per step of honest trainers (--honest) by each aggregation rule, in turns.
 - arena: held-out loss, seconds per step and memory of honest trainers beside each kind of attackers (--honest,
   --enemies), with a run without attackers before every fifth.
 """
@@ -25,7 +26,7 @@ from typing import Any
 from benchmarks.report import Column, make_parser, print_figures, print_json
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import tell
-from training.swarm.config import TimingSection, WireSection
+from training.swarm.config import AGGREGATIONS, TimingSection, WireSection
 
 try:
     from tests.training.swarm.arena import ATTACKS, fight
@@ -79,14 +80,15 @@ Figures = dict[str, Any]
 def main() -> None:
     """Answer one question: measure, print the table and the JSON line."""
     parser = make_parser(__doc__)
-    parser.add_argument("question", choices=("bytes", "speed", "loss", "soak", "arena"))
+    parser.add_argument("question", choices=("bytes", "speed", "loss", "soak", "rules", "arena"))
     parser.add_argument("--shards", type=Path, help="for loss: a folder of preprocessed shards")
-    parser.add_argument("--modes", nargs="*", help="for bytes and loss: only these")
+    parser.add_argument("--modes", nargs="*", help="for bytes, loss and rules: only these")
     parser.add_argument("--steps", type=int, default=60, help="for loss: steps of 128 samples (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=30, help="for soak (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="for soak (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=3, help="for rules (default: %(default)s)")
     parser.add_argument("--attacks", nargs="*", help="for arena: only these")
-    parser.add_argument("--honest", type=int, default=3, help="for arena: honest trainers (default: %(default)s)")
+    parser.add_argument("--honest", type=int, default=3, help="trainers for rules and arena (default: %(default)s)")
     parser.add_argument("--enemies", type=int, default=1, help="for arena (default: %(default)s)")
     options = parser.parse_args()
     questions: dict[str, Callable[[Path, Nursery], Figures]] = {
@@ -94,6 +96,7 @@ def main() -> None:
         "speed": measure_speed,
         "loss": lambda folder, nursery: measure_loss(folder, nursery, options.modes, options.steps, options.shards),
         "soak": lambda folder, nursery: measure_soak(folder, nursery, options.minutes, options.seed),
+        "rules": lambda folder, nursery: measure_rules(folder, nursery, options.modes, options.honest, options.turns),
         "arena": lambda folder, nursery: measure_arena(
             folder, nursery, options.attacks, options.honest, options.enemies
         ),
@@ -260,6 +263,35 @@ def measure_soak(folder: Path, nursery: Nursery, minutes: float, seed: int) -> F
     )
     print_figures([line], columns)
     return figures
+
+
+def measure_rules(folder: Path, nursery: Nursery, names: Sequence[str] | None, honest: int, turns: int) -> Figures:
+    """What each aggregation rule costs where nobody lies, in turns."""
+    rules = chosen({name: WireSection(aggregation=name) for name in AGGREGATIONS}, names)
+    found: dict[str, list[Any]] = {name: [] for name in rules}
+    for turn in range(turns):
+        for name, wire in rules.items():
+            tell(f"rules: {name}, turn {turn + 1} of {turns}")
+            found[name].append(fight(folder / f"{name}-{turn}", nursery, honest=honest, enemies=0, wire=wire))
+    lines: list[Figures] = [
+        {
+            "rule": name,
+            "heldout_losses": [round(mean(one.heldout_losses), 4) for one in ones],
+            "steps_s": [round(one.step_s, 2) for one in ones],
+            "heldout_loss": median(mean(one.heldout_losses) for one in ones),
+            "step_s": median(one.step_s for one in ones),
+        }
+        for name, ones in found.items()
+    ]
+    columns = (
+        Column("rule", "rule"),
+        Column("held-out loss, median of the turns", "heldout_loss", ".4f"),
+        Column("s a step", "step_s", ".2f"),
+        Column("held-out losses", "heldout_losses"),
+        Column("s a step, each", "steps_s"),
+    )
+    print_figures(lines, columns)
+    return {"honest": honest, "rules": lines}
 
 
 def measure_arena(folder: Path, nursery: Nursery, names: Sequence[str] | None, honest: int, enemies: int) -> Figures:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from tests.training.swarm.enemy import forge_progress
 from tests.training.swarm.harness import Nursery, Swarm
+from training.swarm.config import WireSection
 from training.swarm.network.dht import open_dht
 
 SAMPLES_PER_S = 64.0
@@ -56,6 +57,7 @@ def fight(
     host_reduces: bool = True,
     from_step: int = FIRST_STEP,
     misbehaviour: str | None = None,
+    wire: WireSection = WireSection(),
 ) -> Outcome:
     """Train for `steps` steps with a helper and a donor; AssertionError if an honest member ends or stops stepping.
 
@@ -63,9 +65,10 @@ def fight(
         claims: made-up identities that say they have gone the last step.
         host_reduces: whether helper and donor are the host's, which reduce alone; all reduce where they are not.
         misbehaviour: of tests.training.swarm.enemy.LIES; without it the enemies are honest.
+        wire: of swarm.toml.
     """
     rate = SAMPLES_PER_S / (honest + enemies)
-    with Swarm(folder, nursery=nursery) as swarm, ExitStack() as stack:
+    with Swarm(folder, wire=wire, nursery=nursery) as swarm, ExitStack() as stack:
         if host_reduces:
             swarm.name_host("helper1", "donor1")
         helper = swarm.start("helper")
