@@ -185,8 +185,7 @@ def launch(page: Any, host: str, port: int, *, share: bool = False, **options: A
                 css_paths=STYLE,
                 **options,
             )
+            return page
         except OSError:
-            if free_port(host, free) == free:
+            if free_port(host, free) == free:  # no other program has taken it since
                 raise
-            continue  # another program has taken it since
-        return page
