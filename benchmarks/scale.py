@@ -17,7 +17,7 @@ from benchmarks.report import make_parser, print_table
 from benchmarks.scale_figures import Case, Figures, cases, source
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
-from dalle_lean.memory.plan_search import human_bytes
+from dalle_lean.words import human_bytes
 
 PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- python -m benchmarks.scale -->\n", "<!-- end -->\n"

@@ -1,7 +1,16 @@
-"""Counts with their nouns."""
+"""Counts with their nouns, and bytes with their units."""
 
 
 def counted(count: int, noun: str) -> str:
     """`count` and `noun`, in the regular plural unless the count is 1: "1 shard", "1,200 batches"."""
     ending = "es" if noun.endswith(("ch", "s")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
+def human_bytes(count: float) -> str:
+    """3 digits with the decimal unit: 1.23 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.4g} TB"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dalle_lean.errors import UserError
 from dalle_lean.free_memory import free_ram_bytes
 from dalle_lean.io.files import atomic_write
-from dalle_lean.memory.plan_search import human_bytes
+from dalle_lean.words import human_bytes
 
 MOST_HEADER_BYTES = 2**24
 

@@ -10,6 +10,7 @@ from dalle_lean.memory.flops import step_flop
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import ACTIVATIONS, MemoryPlan
+from dalle_lean.words import human_bytes
 
 LOSS_TOKENS = (512, 128, 32)
 CHUNK_SIZES = ((8, 1024), (4, 256), (1, 64))
@@ -123,15 +124,6 @@ def parse_plan(text: str) -> MemoryPlan:
             raise UserError(f"plan {text!r}: unknown field {name!r}; must be one of {', '.join(sorted(known))}")
         values[name] = words[value.lower()] if value.lower() in words else int(value) if value.isdecimal() else value
     return MemoryPlan(**values)  # type: ignore[arg-type]
-
-
-def human_bytes(count: float) -> str:
-    """3 digits with the decimal unit: 1.23 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.4g} TB"
 
 
 def parse_bytes(text: str) -> float:

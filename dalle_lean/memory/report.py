@@ -5,11 +5,12 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost
-from dalle_lean.memory.plan_search import describe, fastest_plan, human_bytes, largest_batch, parse_bytes, parse_plan
+from dalle_lean.memory.plan_search import describe, fastest_plan, largest_batch, parse_bytes, parse_plan
 from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
+from dalle_lean.words import human_bytes
 
 
 @dataclasses.dataclass(frozen=True)

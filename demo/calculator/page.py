@@ -7,11 +7,11 @@ import gradio as gr
 import pandas as pd
 
 from dalle_lean.errors import UserError
-from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.report import CostReport, human_flop
 from dalle_lean.memory.setup import PRECISIONS, STATISTICS
 from dalle_lean.memory.shapes import TransformerShape
+from dalle_lean.words import human_bytes
 from demo.calculator.switches import (
     PLAIN,
     Switches,

@@ -1,8 +1,8 @@
 """Decodes many pictures code by code, with a KV cache that holds only the keys each kind of attention needs.
 
-R pictures (rows), N prompts with R / N pictures each, in the prompts' order; r rows of a prompt, rounded up to whole
-groups for attention; H heads, d head size, P text positions, n cells read, f side of the picture, I codes in it,
-D hidden size, C codebook.
+R pictures (rows), N prompts with R / N pictures each, in the prompts' order (guidance counts each picture and prompt
+twice: also with an empty caption); r rows of a prompt, rounded up to whole groups for attention; H heads, d head size,
+P text positions, n cells read, f side of the picture, I codes in it, D hidden size, C codebook.
 """
 
 from collections.abc import Iterator
@@ -62,15 +62,15 @@ class KVCache:
         self.no_left = buffer(batch, channels // 2, dtype=torch.float32)
         # Queries, keys and values of the present code, and its attention outputs.
         self.qkv = buffer(3, *grid, config.head_size, dtype=torch.float32)
-        self.target = torch.view_as_complex(self.qkv.unflatten(-1, (-1, 2))) if config.rotary else self.qkv
-        self.target = self.target[:, :, :, :per_prompt]
+        self.qkv_of_pictures = torch.view_as_complex(self.qkv.unflatten(-1, (-1, 2))) if config.rotary else self.qkv
+        self.qkv_of_pictures = self.qkv_of_pictures[:, :, :, :per_prompt]
         self.key_value = self.qkv[1:]
         flat = heads * prompts.count * padded
         self.query = self.qkv[0] if decoder.dtype == torch.float32 else buffer(*grid, config.head_size)
         self.text_query = self.query.view(heads * prompts.count, padded, -1)
         self.code_query = self.query.view(flat, 1, -1)
         self.attended = buffer(flat, 1, config.head_size)
-        self.used = self.attended.view(*grid, -1)[:, :, :per_prompt].permute(1, 2, 0, 3)
+        self.attended_of_pictures = self.attended.view(*grid, -1)[:, :, :per_prompt].permute(1, 2, 0, 3)
         self.merged = buffer(batch, heads * config.head_size)
         flat_texts = (kv.flatten(1, 2) for kv in prompts.text_kv)
         self.texts = [(keys.transpose(1, 2), values) for keys, values in flat_texts]
@@ -138,7 +138,7 @@ class KVCache:
             projected = torch.view_as_complex(layer.qkv(x).float().view(count, -1, 3, heads, rotation.shape[-1], 2))
         else:
             projected = layer.qkv(x).float().view(count, -1, 3, heads, self.config.head_size)
-        torch.mul(projected.permute(2, 3, 0, 1, 4), rotation, out=self.target)
+        torch.mul(projected.permute(2, 3, 0, 1, 4), rotation, out=self.qkv_of_pictures)
         if self.query.dtype != torch.float32:
             self.query.copy_(self.qkv[0])
 
@@ -153,7 +153,7 @@ class KVCache:
         on_text, on_codes = weights.split([num_text, on_codes.shape[2]], dim=2)
         on_text = torch.bmm(on_text.view((*self.text_query.shape[:2], num_text)), text_values)
         torch.baddbmm(on_text.view(self.attended.shape), on_codes, views.values, out=self.attended)
-        self.merged.view(self.used.shape).copy_(self.used)
+        self.merged.view(self.attended_of_pictures.shape).copy_(self.attended_of_pictures)
         return self.merged
 
     def _views(self, column: int) -> list[LayerViews]:

@@ -14,13 +14,13 @@ from torch.nn.functional import embedding, pad
 
 from dalle_lean.errors import UserError
 from dalle_lean.free_memory import free_ram_bytes
-from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
 from dalle_lean.model.layers import Block, BranchParameters, Layer
 from dalle_lean.model.rope import rotary_angles, rotary_table
+from dalle_lean.words import human_bytes
 from inference.sampling.kv_layout import biases_bytes, score_bias
-from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
+from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack, pack_dense
 
 Norm = tuple[Tensor, Tensor, float]  # weight and bias [D] of a LayerNorm, and its epsilon
 
@@ -89,7 +89,8 @@ class PackedDecoder:
         kinds = dict.fromkeys(self.config.layer_kinds)
         self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}
         self.rotations = rotations(self.config, self.device)
-        self.output = pack(code_output(model), precision)
+        codes = slice(self.config.num_text_tokens, None)
+        self.output = pack_dense(model.output.weight.detach()[codes], model.output.bias.detach()[codes], precision)
         self.idle_cache: Any = None  # on CUDA, the KVCache of the last batch with its recorded graphs
 
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:
@@ -117,14 +118,6 @@ def check_free_memory(config: DalleConfig, dtype: torch.dtype) -> None:
             f"image_side={config.image_side}: drawing pictures of {config.image_len:,} codes needs {human_bytes(need)} "
             f"of memory before the first one, and only {human_bytes(free)} are free"
         )
-
-
-def code_output(model: Dalle) -> torch.nn.Linear:
-    start = model.config.num_text_tokens
-    weight = model.output.weight.detach()[start:]
-    rows = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    rows.weight, rows.bias = torch.nn.Parameter(weight), torch.nn.Parameter(model.output.bias.detach()[start:])
-    return rows
 
 
 def float_norm(norm: torch.nn.LayerNorm) -> Norm:

@@ -47,10 +47,14 @@ def compute_dtype(precision: Precision) -> torch.dtype:
 def pack(layer: nn.Module, precision: Precision) -> Projection:
     """`layer` as a function [R, in] -> [R, out] in the precision's dtype. On a CPU in fp32 and bf16, a row's result
     does not depend on the number of rows."""
-    dtype = compute_dtype(precision)
     if not isinstance(layer, nn.Linear):
-        return _converted(layer, dtype)
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        return _converted(layer, compute_dtype(precision))
+    return pack_dense(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), precision)
+
+
+def pack_dense(weight: Tensor, bias: Tensor | None, precision: Precision) -> Projection:
+    """`pack` of a linear layer with the weight [out, in] and the bias [out]."""
+    dtype = compute_dtype(precision)
     if precision == "int8":
         return _int8(weight, bias)
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -1,8 +1,8 @@
-"""Counts with their nouns."""
+"""Counts with their nouns, bytes with their units."""
 
 import pytest
 
-from dalle_lean.words import counted
+from dalle_lean.words import counted, human_bytes
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,14 @@ from dalle_lean.words import counted
 )
 def test_a_noun_has_the_number_of_its_count(count, noun, words):
     assert counted(count, noun) == words
+
+
+def test_bytes_are_told_in_three_digits():
+    assert [human_bytes(count) for count in (0, 999, 1234, 99_960_000, 2.5e9, 1.5e12)] == [
+        "0 B",
+        "999 B",
+        "1.23 kB",
+        "100 MB",
+        "2.5 GB",
+        "1.5 TB",
+    ]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, read_json, write_json
-from dalle_lean.memory.plan_search import human_bytes
+from dalle_lean.words import human_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import cost_of
-from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.precision import effective_precision
+from dalle_lean.words import human_bytes
 from training.data.loader import BATCHES_AHEAD
 from training.run.checkpoint import full_tensors
 from training.run.processes import Processes

@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalle_lean.memory.plan_search import human_bytes
-from dalle_lean.words import counted
+from dalle_lean.words import counted, human_bytes
 from training.swarm.observe.peer_metrics import PeerMetrics
 
 FULL, EMPTY = "\u2588", "\u2591"

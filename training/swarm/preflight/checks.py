@@ -14,8 +14,7 @@ import torch
 from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import bundled_model
 from dalle_lean.io.remote_io import Patience
-from dalle_lean.memory.plan_search import human_bytes
-from dalle_lean.words import counted
+from dalle_lean.words import counted, human_bytes
 from preprocessing.shards.files import Counts, DatasetInfo
 from training.data.catalog import ShardSet, find_shards
 from training.data.reader import READ_ROWS, DamagedShard, read_rows
