@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any, cast
 
 import gradio as gr
+import torch
 
 from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
@@ -201,7 +202,7 @@ class Actions:
         parts = self.parts
         paths = write_pictures(drawn, folder)
         return {
-            parts.status: views.finished(drawn, self.remarks(drawn.request)),
+            parts.status: views.finished(drawn, self.remarks(drawn)),
             # Emptied, not hidden: an update of a component that is just appearing may be lost.
             parts.stage: "",
             parts.gallery: gr.Gallery(
@@ -212,9 +213,9 @@ class Actions:
             **self.act_on(drawn, 0, paths),
         }
 
-    def remarks(self, request: Request) -> str:
-        """Sentences about a truncated prompt and given rows."""
-        generator, said = self.service.generator, []
+    def remarks(self, drawn: Done) -> str:
+        """Sentences about a truncated prompt, given rows, and pictures that are all the same."""
+        generator, request, said = self.service.generator, drawn.request, []
         if excess := generator.excess_tokens(request.prompt):
             limit = generator.model.config.text_len
             said.append(
@@ -223,6 +224,11 @@ class Actions:
         if request.start is not None:
             side = generator.model.config.image_side
             said.append(f"The upper {len(request.start) // side} of {side} rows were kept.")
+        first, *others = drawn.pictures
+        if others and all(torch.equal(first.codes, other.codes) for other in others):
+            said.append(
+                "All came out alike: the model is sure. Name a colour, a size or a place for others."
+            )
         return " ".join(said)
 
     def act_on(self, drawn: Done, index: int, paths: list[Path]) -> Update:

@@ -38,6 +38,12 @@ def test_a_caption_tells_score_number_and_seed(service):
     assert views.captions(last["drawn"])[0] == f"score {first.score:.3f} · no. {first.index}\nseed 1"
 
 
+@pytest.mark.parametrize(("top_k", "alike"), [(0, False), (1, True)])
+def test_the_page_says_that_all_pictures_are_alike(service, top_k, alike):
+    *_, last = ask(service, values=WISH | {"top_k": top_k})
+    assert ("All came out alike" in last["status"]) == alike
+
+
 EXAMPLES = ("a red heart", "a smiling astronaut", "a blue circle on a white ground", "a house", "a car")
 
 
