@@ -226,9 +226,7 @@ class Actions:
             said.append(f"The upper {len(request.start) // side} of {side} rows were kept.")
         first, *others = drawn.pictures
         if others and all(torch.equal(first.codes, other.codes) for other in others):
-            said.append(
-                "All came out alike: the model is sure. Name a colour, a size or a place for others."
-            )
+            said.append("All came out alike: the model is sure. Name a colour, a size or a place for others.")
         return " ".join(said)
 
     def act_on(self, drawn: Done, index: int, paths: list[Path]) -> Update:

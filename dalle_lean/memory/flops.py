@@ -48,17 +48,15 @@ def forward_flop(config: DalleConfig, batch: int) -> Flop:
 def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
     """Forward and backward: backward is twice the forward, and what the plan does not keep is computed once more.
 
-    projections: 3 forwards if kept, else 4 (5 if sparse, whose own backward runs them again).
+    projections: 3 forwards if kept, else 4. output: 3, in chunks 4.
     attention: 3 if kept, else 4; the fused kernel of full attention computes the scores again, half a forward more.
-    output: 3, in chunks 4.
     """
     forward = forward_flop(config, batch)
     recomputes = plan.recomputes(config)
-    projections = 3 + recomputes + (recomputes and config.pixelfly_rank is not None)
     full = sum(attention_pairs(config, kind) for kind in config.layer_kinds if kind == "full")
     scores_again = 0.5 * 4.0 * batch * config.num_heads * config.head_size * full
     return Flop(
-        projections=projections * forward.projections,
+        projections=(3 + recomputes) * forward.projections,
         attention=(3 + (plan.activations_for(config) != "keep")) * forward.attention + scores_again,
         output=(3 + (plan.loss_tokens is not None)) * forward.output,
     )

@@ -115,7 +115,9 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
     """A projection of n tokens, which saves its input; `share` is the part of it that a group of heads uses.
 
     Backward makes the weight's gradient; a recomputing one adds it to its buffer directly if the types agree. PixelFly
-    adds reordered inputs and products: two in forward, three in backward, and a recomputed result.
+    reorders an input that is wider than the result, and its low-rank term saves the original as well. In forward it
+    holds two more results. In backward it holds its gradient reordered, and the sum of the input's gradients beside
+    the next of them, for which a wide input has made room if there is only one.
     """
     in_features, out_features, _ = projection_shapes(config)[name]
     elements = round(share * sum(projection_sizes(config, in_features, out_features, bias=False)))
@@ -125,13 +127,10 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
         out_features = round(out_features * share)
     inputs, outputs = (tokens * features * number.compute for features in (in_features, out_features))
     if config.pixelfly_rank is not None:
-        saved = inputs * (1 if in_features <= out_features else 2)
-        return Op(
-            outputs,
-            saved_bytes=saved,
-            forward_temp_bytes=2 * outputs,
-            backward_temp_bytes=(3 + recomputed) * max(inputs, outputs),
-        )
+        wide = in_features > out_features
+        saved = inputs * (1 + (wide and config.pixelfly_rank > 0))
+        summed = inputs * (not wide or config.pixelfly_butterfly_size > 1)
+        return Op(outputs, saved_bytes=saved, forward_temp_bytes=2 * outputs, backward_temp_bytes=outputs + summed)
     in_place = recomputed and number.compute == number.buffer
     grad = 0 if in_place else elements * (number.compute + number.mixed)
     return Op(outputs, saved_bytes=inputs, backward_temp_bytes=grad)
@@ -140,13 +139,13 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
 def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, recomputed: bool) -> list[Op]:
     """up, activation, down over n tokens.
 
-    A gated activation saves values and gates; GEGLU's backward makes two temporaries of its result's size, the other
+    A gated activation saves values and gates; GEGLU's backward makes a temporary of its result's size, the other
     activations save one more tensor of that size.
     """
     inner = tokens * config.ffn_multiplier * config.hidden_size * number.compute
     squared = config.ffn_activation == "relu_squared"
     if config.ffn_gated and config.ffn_activation == "gelu":
-        activation = Op(inner, saved_bytes=2 * inner, backward_temp_bytes=2 * inner)
+        activation = Op(inner, saved_bytes=2 * inner, backward_temp_bytes=inner)
     elif config.ffn_gated:
         activation = Op(inner, saved_bytes=3 * inner + inner * squared)
     else:

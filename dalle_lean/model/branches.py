@@ -47,6 +47,9 @@ class Branch:
     ):
         self.own, self.module, self.kind, self.layout, self.dtype = own, module, kind, layout, dtype
         self.parameters: list[nn.Parameter] = [*own.parameters(), *module.parameters()]
+        self.is_dense = layout.config.pixelfly_rank is None
+        self.chunk_parameters = own.output_parameters + ([] if self.is_dense else list(module.parameters()))
+        """Those of a chunk whose gradients autograd computes; the others are added in a dense projection's backward."""
 
     def __call__(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """The stream x [B, S, D] -> what the branch adds to it [B, S, D]."""
@@ -99,7 +102,7 @@ class Branch:
         grad = chunk.view(grad_out).to(value.dtype)
         if weights.grad_scale != 1:
             grad = grad * weights.grad_scale
-        return add_gradients(value, leaf, self.own.output_parameters, grad, weights)
+        return add_gradients(value, leaf, self.chunk_parameters, grad, weights)
 
     def _prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """The stream [b, S, D] -> the module's input [b, S, D] in the compute dtype, contiguous."""
@@ -112,7 +115,7 @@ class Branch:
         """Heads are computed all at once if a norm follows or the projections are not dense."""
         if isinstance(self.module, FeedForward):
             yield from (Chunk(tokens=tokens) for tokens in ranges(h.shape[:2].numel(), plan.feed_forward_tokens))
-        elif plan.attention_heads is None or self.own.norm_out is not None or not self.module.is_dense:
+        elif plan.attention_heads is None or self.own.norm_out is not None or not self.is_dense:
             yield Chunk()
         else:
             yield from (Chunk(heads=heads) for heads in ranges(self.module.num_heads, plan.attention_heads))

@@ -51,7 +51,7 @@ class ComputeWeights:
 
     dtype: torch.dtype
     gradients: GradientBuffers | None = None
-    """Where backward adds the gradients of the projections' parameters; None leaves them to autograd."""
+    """Where backward adds the gradients of dense projections' parameters; None leaves them to autograd."""
     grad_scale: float = 1.0
     """The scale of incoming gradients, by which they are divided before they are added."""
     overflow: Tensor | None = None
@@ -88,7 +88,9 @@ class ComputeWeights:
     ) -> Tensor:
         """`layer(x)`; for an nn.Linear also for only some outputs (rows) and inputs (columns)."""
         if not isinstance(layer, nn.Linear):
-            return self._project_structured(layer, x)
+            # A recomputing backward asks for the gradients of the parameters themselves, not of a shared conversion.
+            convert = self.cast if self.gradients is None else lambda parameter: parameter.to(self.dtype)
+            return functional_call(layer, {name: convert(weight) for name, weight in layer.named_parameters()}, x)
         weight = self.cast(layer.weight)[rows, columns]
         has_bias = with_bias and layer.bias is not None
         bias = self.cast(layer.bias)[rows] if has_bias else None
@@ -103,14 +105,6 @@ class ComputeWeights:
             None if bias_grad is None else bias_grad[rows],
             self,
         )
-
-    def _project_structured(self, layer: nn.Module, x: Tensor) -> Tensor:
-        cast = {name: self.cast(parameter) for name, parameter in layer.named_parameters()}
-        if self.gradients is None:
-            return functional_call(layer, cast, x)
-        cast = {name: weight.detach() for name, weight in cast.items()}
-        buffers = {name: self.gradients.of(parameter) for name, parameter in layer.named_parameters()}
-        return _Structured.apply(x, layer, cast, buffers, self)
 
 
 class _Linear(torch.autograd.Function):
@@ -142,32 +136,3 @@ class _Linear(torch.autograd.Function):
         if ctx.bias_grad is not None:
             ctx.weights.add(ctx.bias_grad, rows.sum(0, dtype=ctx.bias_grad.dtype))
         return linear(grad, weight.t()), None, None, None, None, None
-
-
-class _Structured(torch.autograd.Function):
-    """Any other projection: backward runs it again and adds its parameters' gradients to buffers."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        layer: nn.Module,
-        cast: dict[str, Tensor],
-        buffers: dict[str, Tensor | None],
-        weights: ComputeWeights,
-    ) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.layer, ctx.cast, ctx.buffers, ctx.weights = layer, cast, buffers, weights
-        return functional_call(layer, cast, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        wanted = {name: buffer for name, buffer in ctx.buffers.items() if buffer is not None}
-        with torch.enable_grad():
-            x = ctx.saved_tensors[0].detach().requires_grad_()
-            leaves = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in ctx.cast.items()}
-            out = functional_call(ctx.layer, leaves, x)
-        grad_x, *grads = torch.autograd.grad(out, [x, *(leaves[name] for name in wanted)], grad)
-        for buffer, parameter_grad in zip(wanted.values(), grads, strict=True):
-            ctx.weights.add(buffer, parameter_grad)
-        return grad_x, None, None, None, None

@@ -82,7 +82,6 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.head_size
         self.num_heads, self.head_size = config.num_heads, config.head_size
-        self.is_dense = config.pixelfly_rank is None
         self.qkv = projection(config, config.hidden_size, 3 * inner, bias=config.attention_bias, **factory)
         self.out = projection(config, inner, config.hidden_size, **factory)
 
