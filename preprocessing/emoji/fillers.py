@@ -17,8 +17,7 @@ ONSETS = ("b", "bl", "br", "c", "ch", "cl", "d", "f", "fl", "g", "gl", "h", "k",
           "t", "v", "w", "z")
 VOWELS = ("a", "e", "i", "o", "u", "ee", "oo", "ai", "ou")
 CODAS = ("", "", "b", "ck", "d", "g", "l", "m", "n", "nt", "p", "r", "sh", "st", "t", "x")
-SUFFIXES = ("", "", "y", "er", "est", "ed", "ing", "ish", "ful", "al", "ous", "ly")
-ENDINGS = ("please", "ever", "again", "too", "now", "for me", "{}", "is {}", "are {}")
+SUFFIXES = ("", "", "y", "er", "ed", "ing", "ish", "ful", "al", "ous", "ly")
 
 OPENINGS = ("draw", "draw me", "please draw", "show me", "i want", "i would like", "make", "can you paint", "there is")
 DETERMINERS = ("the", "the", "the", "my", "your", "this", "that", "our")
@@ -43,14 +42,14 @@ def made_up_word(random: Random, suffixes: Sequence[str] = SUFFIXES) -> str:
 
 
 def as_typed(caption: str, names: Sequence[str], random: Random) -> str:
-    """`caption` with an adjective, another article, a verb, a request before it, some words or a mark behind it.
+    """`caption` with an adjective, another article, a verb, a request before it, a phrase or a mark behind it.
 
     Verbs are made up: "a cat glumping on a chair", and "a cat glumping a hat" with one of `names`.
     """
     first, *others = caption.split(" and ")
     others = [dressed(phrase, random) if HEAD.match(phrase) else phrase for phrase in others]
     typed = " and ".join((dressed(first, random), *others))
-    if random.random() < 0.35:
+    if random.random() < 0.25:
         verb = f" {made_up_word(random, suffixes=('ing',))}"
         if RELATION.search(typed):
             typed = RELATION.sub(f"{verb} ", typed, count=1)
@@ -63,8 +62,6 @@ def as_typed(caption: str, names: Sequence[str], random: Random) -> str:
         known = random.random() < 0.4
         phrases, word = (AROUND, random.choice(SURROUNDINGS)) if known else (PHRASES, made_up_word(random))
         typed += " " + random.choice(phrases).format(word)
-    elif random.random() < 0.15:
-        typed += " " + random.choice(ENDINGS).format(made_up_word(random))
     return typed + random.choice(("", "", "", "", ".", "!"))
 
 
