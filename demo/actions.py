@@ -11,7 +11,6 @@ from threading import Event
 from typing import Any, cast
 
 import gradio as gr
-import torch
 
 from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
@@ -20,6 +19,7 @@ from demo.form import cut_prompt, default_settings, first_rows, new_seed, read_r
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
+from inference.ranking import all_alike
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
@@ -224,8 +224,7 @@ class Actions:
         if request.start is not None:
             side = generator.model.config.image_side
             said.append(f"The upper {len(request.start) // side} of {side} rows were kept.")
-        first, *others = drawn.pictures
-        if others and all(torch.equal(first.codes, other.codes) for other in others):
+        if all_alike(drawn.pictures):
             said.append("All came out alike: the model is sure. Name a colour, a size or a place for others.")
         return " ".join(said)
 

@@ -117,6 +117,12 @@ def best_pictures(
     return [Picture(images[index], score, first + index, codes[index].cpu()) for index, score in ranked]
 
 
+def all_alike(pictures: Sequence[Picture]) -> bool:
+    """Whether there are several pictures and all have the same codes."""
+    first, *others = pictures
+    return bool(others) and all(torch.equal(first.codes, other.codes) for other in others)
+
+
 def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> list[T]:
     """Ranked pictures, with those last whose codes equal a better one's: four equal pictures are no choice."""
     seen: set[Hashable] = set()

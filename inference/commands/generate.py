@@ -83,6 +83,7 @@ def generate(
     say("loading the model ...")
     from inference.gallery import prompt_folder, write_gallery
     from inference.generator import Generator
+    from inference.ranking import all_alike
 
     generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
     if guidance is None:
@@ -104,7 +105,9 @@ def generate(
                 prompt, folder = prompts[index], prompt_folder(out, prompts, index)
                 facts = generator.describe(settings, codes)
                 write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
-                written[index] = f"{folder}: {counted(len(progress.pictures), 'picture')} of {shortened(prompt)!r}"
+                alike = ", all alike" if all_alike(progress.pictures) else ""
+                number = counted(len(progress.pictures), "picture")
+                written[index] = f"{folder}: {number} of {shortened(prompt)!r}{alike}"
     for index in sorted(written):
         say(written[index])
 

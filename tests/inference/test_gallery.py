@@ -194,6 +194,12 @@ def test_a_long_prompt_is_shortened_wherever_it_is_shown(model_folder, tmp_path,
         assert sheet.height < 400
 
 
+@pytest.mark.parametrize(("top_k", "said"), [("0", "'a heart'\n"), ("1", "'a heart', all alike\n")])
+def test_pictures_that_are_all_alike_are_called_so(model_folder, tmp_path, capsys, top_k, said):
+    assert run("a heart", "--out", tmp_path, "--model", model_folder, *FEW, "--best", 2, "--top-k", top_k) == 0
+    assert capsys.readouterr().out.endswith(said)
+
+
 def test_unknown_words_are_named_in_a_line_for_each_prompt(model_folder_with_vocabulary, tmp_path, capsys):
     prompts = ("a zeppelin", "two red hearts", "ein rotes Herz", "❤️")
     assert run(*prompts, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
