@@ -225,7 +225,7 @@ class Actions:
             side = generator.model.config.image_side
             said.append(f"The upper {len(request.start) // side} of {side} rows were kept.")
         if all_alike(drawn.pictures):
-            said.append("All came out alike: the model is sure. Name a colour, a size or a place for others.")
+            said.append("All came out alike. Name a colour, a size or a place for others.")
         return " ".join(said)
 
     def act_on(self, drawn: Done, index: int, paths: list[Path]) -> Update:

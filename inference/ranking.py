@@ -119,8 +119,7 @@ def best_pictures(
 
 def all_alike(pictures: Sequence[Picture]) -> bool:
     """Whether there are several pictures and all have the same codes."""
-    first, *others = pictures
-    return bool(others) and all(torch.equal(first.codes, other.codes) for other in others)
+    return len(pictures) > 1 and all(torch.equal(pictures[0].codes, other.codes) for other in pictures[1:])
 
 
 def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> list[T]:

@@ -115,9 +115,9 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
     """A projection of n tokens, which saves its input; `share` is the part of it that a group of heads uses.
 
     Backward makes the weight's gradient; a recomputing one adds it to its buffer directly if the types agree. PixelFly
-    reorders an input that is wider than the result, and its low-rank term saves the original as well. In forward it
-    holds two more results. In backward it holds its gradient reordered, and the sum of the input's gradients beside
-    the next of them, for which a wide input has made room if there is only one.
+    saves an input wider than its result reordered, and as it was for a low-rank term. Forward holds two more results.
+    Backward holds the result's gradient reordered and, beside the sum of the input's gradients, one more of them; a
+    wide input with a single block per butterfly has freed as much by then.
     """
     in_features, out_features, _ = projection_shapes(config)[name]
     elements = round(share * sum(projection_sizes(config, in_features, out_features, bias=False)))
@@ -149,10 +149,9 @@ def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, re
     elif config.ffn_gated:
         activation = Op(inner, saved_bytes=3 * inner + inner * squared)
     else:
-        # ReLU saves its result, which the next layer saves as well.
-        activation = Op(
-            inner, saved_bytes=0 if config.ffn_activation == "relu" else inner, backward_temp_bytes=2 * inner * squared
-        )
+        # ReLU saves its result, which a dense layer behind it saves as well.
+        shared = config.ffn_activation == "relu" and config.pixelfly_rank is None
+        activation = Op(inner, saved_bytes=0 if shared else inner, backward_temp_bytes=2 * inner * squared)
     up, down = (project_op(config, number, name, tokens, 1, recomputed) for name in ("up", "down"))
     return [up, activation, down]
 

@@ -51,7 +51,7 @@ class ComputeWeights:
 
     dtype: torch.dtype
     gradients: GradientBuffers | None = None
-    """Where backward adds the gradients of dense projections' parameters; None leaves them to autograd."""
+    """Where a recomputing backward adds the gradients of parameters; None leaves them to autograd."""
     grad_scale: float = 1.0
     """The scale of incoming gradients, by which they are divided before they are added."""
     overflow: Tensor | None = None

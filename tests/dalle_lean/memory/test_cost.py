@@ -85,6 +85,26 @@ CASES = {
     "gated by ReLU": (changed(ffn_activation="relu"), {}, 2, "float32", None),
     "squared ReLU": (changed(ffn_gated=False, ffn_activation="relu_squared"), WHOLE, 4, "float32", None),
     "sparse": (changed(pixelfly_rank=8, pixelfly_block_size=16, pixelfly_butterfly_size=4), WHOLE, 4, "float32", None),
+    "sparse, ReLU": (
+        changed(
+            pixelfly_rank=0,
+            pixelfly_block_size=16,
+            pixelfly_butterfly_size=4,
+            ffn_gated=False,
+            ffn_activation="relu",
+        ),
+        WHOLE,
+        4,
+        "float32",
+        None,
+    ),
+    "sparse, in pieces": (
+        changed(pixelfly_rank=8, pixelfly_block_size=16, pixelfly_butterfly_size=4),
+        PIECES,
+        4,
+        "float32",
+        None,
+    ),
     "large vocabulary": (changed(text_vocab_size=12000, num_layers=2), WHOLE, 1, "float32", None),
     "large vocabulary, in pieces": (changed(text_vocab_size=12000, num_layers=2), PIECES, 1, "float32", "bfloat16"),
 }

@@ -84,7 +84,7 @@ def test_every_plan_agrees_on_a_cropped_sample(variant, crop):
     assert_same(results(model, MemoryPlan(**CHUNKS), crop), kept)
 
 
-@pytest.mark.parametrize("variant", ["paper", "plain"])
+@pytest.mark.parametrize("variant", ["paper", "plain", "pixelfly"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_second_backward_adds_to_the_first(variant, in_place):
     model = tiny(**VARIANTS[variant])
@@ -106,7 +106,7 @@ def test_autocast_keeps_the_gradients_direction_under_every_plan(variant, dtype,
     assert abs(float(lean[0] - exact[0])) < bound
 
 
-@pytest.mark.parametrize("variant", ["paper", "plain"])
+@pytest.mark.parametrize("variant", ["paper", "plain", "pixelfly"])
 def test_low_precision_weights_have_float32_streams_and_gradients_near_the_float32_ones(variant):
     exact = results(tiny(torch.float32, **VARIANTS[variant]), KEPT)
     model = tiny(torch.float32, **VARIANTS[variant]).bfloat16()
