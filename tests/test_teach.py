@@ -43,7 +43,7 @@ def taught(tmp_path_factory):
     run(f"dalle-lean train {home}/first {home}/first-run --config tiny --vqgan {home}/vqgan")
     run(f"dalle-lean train-clip {train} {home}/clip --steps 2 --batch-size 16 --picture-side 32 --width 32")
     run(f"dalle-lean pack {home}/first-run/model {model} --clip {home}/clip/clip")
-    small = {"--steps 2000": "--steps 3 --config tiny", "mine:40": "mine:2", " --bf16": ""}
+    small = {"--steps 1000": "--steps 3 --config tiny", "mine:40": "mine:2", " --bf16": ""}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         guide = (ROOT / "docs" / "teach-it.md").read_text(encoding="utf-8")
