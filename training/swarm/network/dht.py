@@ -29,6 +29,7 @@ LOGGERS = ("hivemind", "asyncio", "py.warnings")
 HANDLER = "dalle-lean"
 CONNECT_TIMEOUT_S = 15.0
 """For libp2p's daemon to start and to reach one of the addresses."""
+NO_PING = "none of the initial_peers responded"
 
 
 def open_dht(
@@ -58,8 +59,9 @@ def open_dht(
     with ExitStack() as stack:
         if identity is None:
             identity = Path(stack.enter_context(TemporaryDirectory())) / "identity"
-        try:
-            dht = Node(
+
+        def start_node() -> Node:
+            return Node(
                 gate=gate,
                 initial_peers=list(addresses) or None,
                 client_mode=client_mode,
@@ -73,13 +75,22 @@ def open_dht(
                 startup_timeout=CONNECT_TIMEOUT_S,
                 start=True,
             )
+
+        try:
+            try:
+                dht = start_node()
+            except Exception as error:
+                # A busy peer may answer after the three seconds that hivemind waits.
+                if NO_PING not in str(error) or (gate is not None and gate.own_refusal):
+                    raise
+                dht = start_node()
         except Exception as error:  # hivemind passes on any exception of its process
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if addresses:
                 where = ", ".join(addresses)
                 if "failed to connect to bootstrap peers" in reason:
                     reason = "no answer; is the host up, the address complete and its port open?"
-                elif gate is not None and "none of the initial_peers responded" in reason:
+                elif gate is not None and NO_PING in reason:
                     reason = f"no peer there admits this machine: {gate.own_refusal or 'ask its host why'}"
                 raise UserError(f"cannot join the swarm through {where}: {reason}") from None
             raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None

@@ -1,4 +1,4 @@
-"""Logs of this machine's peers."""
+"""A node that joins, and the logs of this machine's peers."""
 
 import logging
 
@@ -6,7 +6,10 @@ import pytest
 
 pytest.importorskip("hivemind")
 
-from training.swarm.network.dht import HANDLER, LOGGERS, log_to
+from dalle_lean.errors import UserError
+from training.swarm.network import dht as network
+from training.swarm.network.dht import HANDLER, LOGGERS, NO_PING, log_to, open_dht
+from training.swarm.network.node import Node
 from training.swarm.observe.log import LOG_BYTES
 
 
@@ -42,3 +45,28 @@ def test_the_log_of_a_long_run_stays_small(tmp_path):
     logging.getLogger("hivemind").info("the last line")
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * LOG_BYTES + 200_000
     assert (tmp_path / "log").read_text().endswith("the last line\n")
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize(("unanswered", "joins"), [(1, True), (2, False)])
+def test_peers_too_busy_for_the_first_ping_are_asked_once_more(monkeypatch, unanswered, joins):
+    first = open_dht((), client_mode=False, listen=("/ip4/127.0.0.1/tcp/0",))
+    tries = []
+
+    def start(**options):
+        tries.append(options)
+        if len(tries) <= unanswered:
+            raise RuntimeError(f"DHTNode bootstrap failed: {NO_PING} to a ping.")
+        return Node(**options)
+
+    monkeypatch.setattr(network, "Node", start)
+    addresses = [str(address) for address in first.get_visible_maddrs()]
+    try:
+        if joins:
+            open_dht(addresses, client_mode=True).shutdown()
+        else:
+            with pytest.raises(UserError, match="cannot join the swarm through"):
+                open_dht(addresses, client_mode=True)
+    finally:
+        first.shutdown()
+    assert len(tries) == 2
