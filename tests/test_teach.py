@@ -47,6 +47,7 @@ def taught(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         guide = (ROOT / "docs" / "teach-it.md").read_text(encoding="utf-8")
+        assert all(text in guide for text in small), "the page's commands would run at full size"
         for command in re.findall(r"^    (dalle-lean .*)$", guide, flags=re.MULTILINE):
             for there, here in small.items():
                 command = command.replace(there, here)

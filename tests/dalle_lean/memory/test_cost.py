@@ -41,6 +41,7 @@ def attending(kind, **fields):
 
 
 # name: config, fields of the plan, batch, weights' type, autocast's type
+SPARSE = changed(pixelfly_rank=8, pixelfly_block_size=16, pixelfly_butterfly_size=4)
 CASES = {
     "two streams, kept, batch 1": (TWO_STREAMS, {"activations": "keep", **WHOLE}, 1, "float32", None),
     "two streams, kept, batch 4": (TWO_STREAMS, {"activations": "keep", **WHOLE}, 4, "float32", None),
@@ -84,27 +85,15 @@ CASES = {
     "ungated": (changed(ffn_gated=False), {}, 2, "float32", None),
     "gated by ReLU": (changed(ffn_activation="relu"), {}, 2, "float32", None),
     "squared ReLU": (changed(ffn_gated=False, ffn_activation="relu_squared"), WHOLE, 4, "float32", None),
-    "sparse": (changed(pixelfly_rank=8, pixelfly_block_size=16, pixelfly_butterfly_size=4), WHOLE, 4, "float32", None),
+    "sparse": (SPARSE, WHOLE, 4, "float32", None),
     "sparse, ReLU": (
-        changed(
-            pixelfly_rank=0,
-            pixelfly_block_size=16,
-            pixelfly_butterfly_size=4,
-            ffn_gated=False,
-            ffn_activation="relu",
-        ),
+        changed(SPARSE, pixelfly_rank=0, ffn_gated=False, ffn_activation="relu"),
         WHOLE,
         4,
         "float32",
         None,
     ),
-    "sparse, in pieces": (
-        changed(pixelfly_rank=8, pixelfly_block_size=16, pixelfly_butterfly_size=4),
-        PIECES,
-        4,
-        "float32",
-        None,
-    ),
+    "sparse, in pieces": (SPARSE, PIECES, 4, "float32", None),
     "large vocabulary": (changed(text_vocab_size=12000, num_layers=2), WHOLE, 1, "float32", None),
     "large vocabulary, in pieces": (changed(text_vocab_size=12000, num_layers=2), PIECES, 1, "float32", "bfloat16"),
 }

@@ -30,6 +30,7 @@ HANDLER = "dalle-lean"
 CONNECT_TIMEOUT_S = 15.0
 """For libp2p's daemon to start and to reach one of the addresses."""
 NO_PING = "none of the initial_peers responded"
+"""What hivemind says if no peer answers its first ping, be it busy or not willing."""
 
 
 def open_dht(
