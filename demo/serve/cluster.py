@@ -25,6 +25,7 @@ START_TRIES = 3
 DRAIN_POLL_S = 0.5
 FRONT_ANSWER_S = 30.0  # left to the front for a short answer
 SWITCH_S = 1800.0  # left to the front to find a new model and learn its speed
+SEE_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 STOP_S = 10.0  # left to drawings in progress when the engine ends
 
 
@@ -44,6 +45,8 @@ class EngineSettings:
     batch_size: int | None = None  # pictures that a replica draws at once; None is 128 on a GPU, 32 on a CPU
 
     def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise UserError(f"--device {self.device}: choose auto, cpu or cuda; the replicas share all GPUs")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise UserError(f"max_replicas={self.max_replicas} is less than replicas={self.replicas}")
 
@@ -122,8 +125,8 @@ class RunningEngine:
         self.most_replicas = settings.max_replicas or settings.replicas
         resources = ray.cluster_resources()
         self.gpus = 0 if settings.device == "cpu" else resources.get("GPU", 0)
-        if settings.device.startswith("cuda") and not self.gpus:
-            raise UserError(f"device={settings.device}: this cluster has no GPU")
+        if settings.device == "cuda" and not self.gpus:
+            raise UserError("--device cuda: this cluster has no GPU")
         self.cpus = resources.get("CPU", 1)
         self.device = "cuda" if self.gpus else "cpu"
         self.batch_size = settings.batch_size or LARGEST_BATCH[self.device]
@@ -158,7 +161,7 @@ class RunningEngine:
                 Front,
                 name="Front",
                 max_ongoing_requests=2 * (at_once + waiting) + 16,
-                max_queued_requests=waiting,
+                max_queued_requests=max(1, waiting),  # Ray allows no 0; the front turns more away than `waiting`
                 ray_actor_options={"num_cpus": 0},
                 graceful_shutdown_timeout_s=STOP_S,
             )
@@ -200,7 +203,11 @@ class RunningEngine:
             Drawer,
             name="Drawer",
             max_ongoing_requests=self.units_per_replica,
-            ray_actor_options={"num_cpus": 0, kind: min(1.0, count / most) / 2},
+            ray_actor_options={
+                "num_cpus": 0,
+                kind: min(1.0, count / most) / 2,
+                "runtime_env": {"env_vars": {SEE_ALL_GPUS: "1"}},
+            },
             graceful_shutdown_timeout_s=STOP_S,
             **scaling,
         )

@@ -70,6 +70,7 @@ class Drawer:
         torch.set_num_threads(threads)
         # Cached tensors and OpenMP's threads belong to the thread that computes.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="drawing")
+        device = own_gpu() if device == "cuda" else device
         self.generator = self.worker.submit(Generator.from_folder, folder, device, precision, scorer).result()
         if self.generator.model_sha256 != sha256:
             raise UserError(f"{folder} has changed since the engine loaded it; send the engine SIGHUP to reload it")
@@ -186,6 +187,11 @@ class Drawer:
     def __del__(self) -> None:
         if hasattr(self, "worker"):
             self.worker.shutdown(wait=False, cancel_futures=True)
+
+
+def own_gpu() -> str:
+    """This replica's GPU: the replicas on a machine take its GPUs in turn. Ray would fill one GPU before the next."""
+    return f"cuda:{serve.get_replica_context().rank.local_rank % torch.cuda.device_count()}"
 
 
 class Timer:

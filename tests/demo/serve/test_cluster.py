@@ -10,7 +10,9 @@ pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 import ray
 from ray import serve
 
+from dalle_lean.errors import UserError
 from demo.serve import cluster
+from demo.serve.drawer import own_gpu
 from demo.serve.front import DRAWERS, FRONT, Front
 from demo.service.drawing_service import UPLOADS_WAITING
 from demo.service.scheduler import Busy
@@ -38,6 +40,22 @@ def test_a_model_that_the_front_never_switches_to_is_removed_again_and_an_error(
     [removed] = deleted
     assert removed.startswith(DRAWERS)
     assert removed != old
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:1"])
+def test_a_device_that_the_engine_cannot_choose_is_refused(device):
+    with pytest.raises(UserError, match=f"--device {device}: choose auto, cpu or cuda"):
+        cluster.EngineSettings(device=device)
+
+
+def test_the_replicas_of_a_machine_take_its_gpus_in_turn(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    taken = []
+    for local_rank in range(4):
+        context = SimpleNamespace(rank=SimpleNamespace(local_rank=local_rank))
+        monkeypatch.setattr(serve, "get_replica_context", lambda context=context: context)
+        taken.append(own_gpu())
+    assert taken == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
 
 
 def test_one_upload_is_read_three_wait_and_the_next_is_turned_away(monkeypatch):
