@@ -97,7 +97,7 @@ def finished(event: Done, note: str = "") -> str:
     count, pictures = event.request.settings.num_images, event.pictures
     shown = counted(len(pictures), "picture")
     if pictures[0].score is None:
-        shown += ", not ranked: this model has no CLIP" if len(pictures) > 1 else ""
+        shown += ", not ranked" if len(pictures) > 1 else ""
     elif count > len(pictures):
         shown = f"The best of {count}" if len(pictures) == 1 else f"The {len(pictures)} best of {count}, best first"
     return line(f"{shown}, drawn in {event.seconds:.1f} s. {note}".strip())
@@ -207,7 +207,7 @@ def facts(generator: Generator) -> str:
     config = generator.model.config
     parameters = sum(parameter.numel() for parameter in generator.model.parameters())
     side = generator.picture_side
-    ranked = f"ranked by {generator.scorer.name}" if generator.scorer else "not ranked: no CLIP in this model"
+    ranked = f"ranked by {generator.scorer.name}" if generator.scorer else "not ranked"
     return (
         f"{parameters:,} parameters · {config.num_layers} layers · pictures of {side} × {side} pixels, "
         f"drawn as {config.image_len} codes out of {config.image_vocab_size:,} · {ranked} · on {generator.device.type}"

@@ -48,12 +48,15 @@ class Engine:
         if not address.startswith(("http://", "https://")):
             raise UserError(f"--serve {address}: give the engine's address, such as http://127.0.0.1:8000")
         self.address, self.on_notice = address.rstrip("/"), on_notice
-        self.http = httpx.Client(
-            base_url=self.address,
-            timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None),
-            trust_env=False,
-        )
+        try:
+            self.http = httpx.Client(
+                base_url=self.address,
+                timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
+                limits=httpx.Limits(max_connections=None),
+                trust_env=False,
+            )
+        except httpx.InvalidURL as error:
+            raise UserError(f"--serve {address}: {error}") from None
 
     def ask(self, method: str, path: str, **content: Any) -> Any:
         """A short answer in JSON. Retries while the engine is away; UserError after PATIENCE_S, Busy if it is full."""
@@ -62,7 +65,11 @@ class Engine:
         while True:
             try:
                 with self.request(method, path, **content) as answer:
-                    return json.loads(answer.read())
+                    text = answer.read()
+                try:
+                    return json.loads(text)
+                except ValueError:
+                    raise UserError(f"{self.address} is no engine: it answers {path} with no JSON") from None
             except EngineAway as away:
                 if time.monotonic() > end_s:
                     raise UserError(f"no engine answers at {self.address}: {away}") from None
@@ -136,17 +143,22 @@ class RemoteService(DrawingService):
     def __init__(self, address: str, on_notice: OnNotice = silent):
         self.engine = Engine(address, on_notice)
         description = self.engine.ask("GET", "/model")
-        super().__init__(RemoteGenerator(self.engine, description), latency_from_json(description["latency"]))
-        self.card = description["files"].get("README.md", "")
+        super().__init__(RemoteGenerator(self.engine, description), latency_from_json(description.pop("latency")))
+        self.description = description
         self.refreshed_s = time.monotonic()
+
+    @property
+    def card(self) -> str:
+        """The model's README.md."""
+        return str(self.description["files"].get("README.md", ""))
 
     def refresh(self) -> None:
         """Update the engine's speed and model."""
         self.refreshed_s = time.monotonic()
         description = self.engine.ask("GET", "/model")
-        self.latency = latency_from_json(description["latency"])
-        if description["content"]["parts"]["model.safetensors"] != self.generator.model_sha256:
-            self.generator = RemoteGenerator(self.engine, description)
+        self.latency = latency_from_json(description.pop("latency"))
+        if description != self.description:
+            self.generator, self.description = RemoteGenerator(self.engine, description), description
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
         """As DrawingService does. If the engine breaks off, asks again: the pictures are the same whenever drawn."""

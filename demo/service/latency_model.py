@@ -49,7 +49,7 @@ class LatencyModel:
         self.rows_learned += 1
         before = self.row_s.get(batch, seconds)
         learned = before + max(NEWEST_WEIGHT, 1 / self.rows_learned) * (seconds - before)
-        for size, other in self.row_s.items():
+        for size, other in list(self.row_s.items()):  # threads may add sizes meanwhile
             shortest, longest = sorted((learned, learned * size / batch))
             self.row_s[size] = min(max(other, shortest), longest)
         self.row_s[batch] = learned

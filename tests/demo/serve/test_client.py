@@ -1,0 +1,69 @@
+"""What a page makes of an address, and of a model that the engine has replaced, without an engine."""
+
+import copy
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.model_folder import check_parts
+from demo.serve.client import Engine, RemoteService
+from demo.serve.drawer import FILES
+from demo.serve.wire import latency_to_json
+
+
+class Metrics(BaseHTTPRequestHandler):
+    """Answers every path with text, as Prometheus exporters do."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"# HELP prompts\nprompts 3\n")
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def served():
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_address_of_another_server_is_called_no_engine():
+    with served() as address, pytest.raises(UserError, match=f"{address} is no engine"):
+        RemoteService(address)
+
+
+@pytest.mark.parametrize("address", ["http://gpu:80a0", "http://[::1"])
+def test_an_address_that_is_none_is_a_users_mistake(address):
+    with pytest.raises(UserError, match="--serve http"):
+        RemoteService(address)
+
+
+def test_a_page_notices_a_model_of_which_only_the_guidance_has_changed(monkeypatch, generator, model_folder, latency):
+    description = {
+        "files": {name: (model_folder / name).read_text() for name in FILES if (model_folder / name).is_file()},
+        "content": check_parts(model_folder),
+        "downscale": generator.vqgan.config.downscale,
+        "scorer": "CLIP",
+        "device": "cpu",
+        "precision": "fp32",
+        "latency": latency_to_json(latency),
+    }
+    monkeypatch.setattr(Engine, "ask", lambda self, method, path: copy.deepcopy(description))
+    service = RemoteService("http://127.0.0.1:1")
+    before = service.generator
+    service.refresh()
+    assert service.generator is before
+    description["content"] = description["content"] | {"guidance": 3.0}
+    service.refresh()
+    assert service.generator.guidance == 3.0
