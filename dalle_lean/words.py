@@ -1,4 +1,9 @@
-"""Counts with their nouns, and bytes with their units."""
+"""Counts with their nouns, bytes with their units, and text that UTF-8 can hold."""
+
+
+def utf8(text: str) -> str:
+    """`text` with lone surrogates replaced: command-line bytes that are not UTF-8, or escapes in foreign JSON."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def counted(count: int, noun: str) -> str:

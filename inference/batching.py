@@ -77,7 +77,13 @@ def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
     return kept + shifted
 
 
-def default_batch_size(config: DalleConfig, dtype: torch.dtype, device: torch.device, prompts: int = 1) -> int:
-    """Pictures of each of `prompts` that together fit into half of the free memory: 8 to 128, in groups of 8."""
-    fitting = int(free_bytes(device) * SHARE_OF_FREE_MEMORY / prompts) // picture_bytes(config, dtype)
+def default_batch_size(
+    config: DalleConfig, dtype: torch.dtype, device: torch.device, prompts: int = 1, idle_bytes: int = 0
+) -> int:
+    """Pictures of each of `prompts` that together fit into half of the free memory: 8 to 128, in groups of 8.
+
+    idle_bytes: held by an earlier batch's cache, which gives way to this one.
+    """
+    usable_bytes = (free_bytes(device) + idle_bytes) * SHARE_OF_FREE_MEMORY
+    fitting = int(usable_bytes / prompts) // picture_bytes(config, dtype)
     return max(ROW_GROUP, min(LARGEST_BATCH, fitting // ROW_GROUP * ROW_GROUP))

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.draw.fonts import lettering, wrapped, wrapped_within
+from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_bytes, write_json
 from inference.request import Picture
 
@@ -68,7 +69,10 @@ def pictures_of(folder: Path) -> set[str]:
     path = folder / "results.json"
     if not path.is_file():
         return set()
-    content = read_json(path)
+    try:
+        content = read_json(path)
+    except UserError:  # another program's
+        return set()
     pictures = content.get("pictures") if isinstance(content, dict) else None
     if not isinstance(pictures, list):
         return set()

@@ -162,7 +162,8 @@ class Generator:
         for request in requests:
             request.check(config)
         if batch_size is None:
-            batch_size = default_batch_size(config, decoder.dtype, decoder.device)
+            idle_bytes = 0 if decoder.idle_cache is None else decoder.idle_cache.num_bytes
+            batch_size = default_batch_size(config, decoder.dtype, decoder.device, idle_bytes=idle_bytes)
         elif batch_size < 1:
             raise UserError(f"batch_size={batch_size}: it must be at least 1")
         counts = [self.num_drawn(request.settings) for request in requests]

@@ -8,7 +8,7 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import BatchSize, Device, progress_bar, say, shortened, tell, warn
-from dalle_lean.words import counted
+from dalle_lean.words import counted, utf8
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -65,6 +65,7 @@ def generate(
     from dalle_lean.vocabulary import enumerated, named
     from inference.request import Request, Settings, check_prompt
 
+    prompts = [utf8(prompt) for prompt in prompts]
     for prompt in prompts:
         check_prompt(prompt)
     settings = Settings(

@@ -50,7 +50,8 @@ def read_lines(folder: Path) -> list[Line]:
 
 def check_facts(line: Line) -> None:
     """Unusable unless a line has a caption, and everything that the evaluation reads if it has facts."""
-    if not isinstance(line.get("text"), str):
+    text = line.get("text")
+    if not (isinstance(text, str) and text.strip()):
         raise Unusable("no text")
     if "kind" not in line and "held_out" not in line:
         return  # a caption without facts

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dalle_lean.images.files import MAX_PIXELS, UnusablePicture, open_picture, square_pixels
+from dalle_lean.words import utf8
 from preprocessing.encoding.duplicates import perceptual_hash
 from preprocessing.encoding.filters import Rules
-from preprocessing.sources import Sample, utf8
+from preprocessing.sources import Sample
 
 MAX_SIDE = 2**31 - 1  # shards hold sizes as int32
 MIN_CROP_STEP = 8  # crops are at least one over this of their side apart

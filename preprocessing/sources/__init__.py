@@ -1,6 +1,6 @@
 """Where pictures with captions come from: one file for each kind of source."""
 
 from preprocessing.sources.choose import open_source
-from preprocessing.sources.sample import Sample, Source, utf8
+from preprocessing.sources.sample import Sample, Source
 
-__all__ = ["Sample", "Source", "open_source", "utf8"]
+__all__ = ["Sample", "Source", "open_source"]

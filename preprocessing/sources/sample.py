@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dalle_lean.words import utf8
+
 CAPTION_NAMES = ("text", "caption", "TEXT", "txt")
 KEY_NAMES = ("key", "__key__")
 METADATA_NAMES = {
@@ -75,11 +77,6 @@ class NumberedParts:
 def numbered(parts: int) -> list[str]:
     """Names for this many parts."""
     return [f"{part:05d}" for part in range(parts)]
-
-
-def utf8(text: str) -> str:
-    """`text` with lone surrogates, which UTF-8 cannot hold, replaced."""
-    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def json_object(content: bytes) -> dict[str, Any] | None:

@@ -98,6 +98,11 @@ def test_the_default_batch_is_what_half_the_free_memory_remembers(monkeypatch):
         assert default_batch_size(config, torch.float32, CPU) == expected
 
 
+def test_the_cache_of_the_batch_before_counts_as_free(monkeypatch):
+    monkeypatch.setattr("inference.batching.free_bytes", lambda device: 9e9)
+    assert default_batch_size(DalleConfig.paper(), torch.float32, CPU, idle_bytes=7 * 10**9) == 48
+
+
 def test_in_a_container_the_default_batch_is_what_its_limit_allows(monkeypatch, tmp_path):
     config = DalleConfig.paper()
     assert default_batch_size(config, torch.float32, CPU) > 8

@@ -79,6 +79,17 @@ def test_a_picture_says_itself_how_it_was_drawn(model_folder, tmp_path):
         assert sheet.text["prompt"] == "a red heart"
 
 
+def test_bytes_of_a_prompt_that_are_not_utf8_are_replaced(model_folder, tmp_path):
+    assert run("caf\udce9", "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["prompt"] == "caf?"
+
+
+def test_pictures_are_written_beside_another_programs_results(model_folder, tmp_path):
+    (tmp_path / "results.json").write_text("one\ntwo\n")
+    assert run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["prompt"] == "a red heart"
+
+
 @pytest.mark.parametrize(
     ("value", "read"),
     [

@@ -20,6 +20,7 @@ GOOD = {"file_name": "a.png", **line("a ball")}
         ("[1]", "line 1: no file_name"),
         ('{"text": "a cat"}', "line 1: no file_name"),
         ('{"file_name": "a.png", "text": null}', "line 1: no text"),
+        ('{"file_name": "a.png", "text": " "}', "line 1: no text"),
         (json.dumps(GOOD) + '\n{"file_name": 5, "text": "a cat"}', "line 2: no file_name"),
         (json.dumps(GOOD | {"things": []}), "line 1: things must be a list of names"),
         (json.dumps(GOOD | {"things": [" "]}), "line 1: things must be a list of names"),
