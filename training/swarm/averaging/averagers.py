@@ -126,7 +126,7 @@ class FilteredAverager(DecentralizedAverager):
         self._dropped_tensors.value += len(runner.impossible) + runner.kept_parts
         failed = runner.banned_senders | runner.impossible
         self.unreliable.update(set(runner.active_senders) - failed, failed)
-        self.complaints.round_over(group_id, len(group_info.peer_ids), runner.complete_receipts)
+        self.complaints.round_over(group_id, group_info.peer_ids, runner.complete_receipts)
         self.averaged_weights, self.counts_round = runner.averaged_weights(), runner.is_first_helper
 
     @property
@@ -242,8 +242,7 @@ class RuleRunner(AllReduceRunner):
         """The weight, by peer id, of each sender in the parts that this peer reduced."""
         parts, reducer = len(self.parts_for_local_averaging), self.tensor_part_reducer
         counted = zip(self.sender_peer_ids, reducer.counted_weights, strict=True)
-        # Sending parts twice does not exceed the largest weight either.
-        return {peer.to_base58(): min(weight / parts, reducer.max_weight) for peer, weight in counted if weight}
+        return {peer.to_base58(): weight / parts for peer, weight in counted if weight}
 
     @property
     def is_first_helper(self) -> bool:
@@ -258,6 +257,10 @@ class RuleRunner(AllReduceRunner):
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        if context.remote_id in self.active_senders:
+            # hivemind would count each stream of a sender as one more sender, and end the part without the others.
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
         async for answer in super().rpc_aggregate_part(
             checked_parts(stream, self.tensor_part_reducer.part_shapes), context
         ):

@@ -12,7 +12,7 @@ import random
 import time
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ MAX_READ, MAX_COMPLAINTS, MAX_REDUCERS = 256, 8, 24
 """Records read; complaints and reducers in each record, so that it fits into the 4096 bytes of a run's record."""
 LEAST_COMPLAINTS = 2
 KEPT_GROUPS = 64
-MAX_PROVEN = 64
+MAX_PROVEN, MAX_MET = 64, 1024
 SHORT_BYTES = 8  # of a peer id or digest, enough to be unique within a group
 EVIDENCE = "evidence"  # folder beside the ban list, with a file for each reducer that is proven to have lied
 
@@ -58,13 +58,16 @@ class Complaints:
         self.receipts: dict[bytes, Receipts] = {}  # by group, for the latest groups
         self.shown: list[Receipt] = []  # one receipt that another sender disputes, or two that are a proof
         self.proven: set[PeerID] = set()
+        self.met: dict[PeerID, None] = {}  # members of the latest groups
+        self.accusers: set[PeerID] = set()  # peers whose one proof against a peer never met is used up
         self.enough = math.inf
         self.due_s = 0.0
         self.exchanging: asyncio.Task[None] | None = None
 
-    def round_over(self, group: bytes, members: int, receipts: Receipts) -> None:
+    def round_over(self, group: bytes, members: Sequence[PeerID], receipts: Receipts) -> None:
         """Called after a round; exchanges records in the background when due."""
-        self.enough = max(LEAST_COMPLAINTS, members // 2 + 1)
+        self.enough = max(LEAST_COMPLAINTS, len(members) // 2 + 1)
+        self.met = dict(list((self.met | dict.fromkeys(members)).items())[-MAX_MET:])
         if receipts:
             self.receipts[group] = receipts
             for old in list(self.receipts)[:-KEPT_GROUPS]:
@@ -107,16 +110,17 @@ class Complaints:
         )
 
     async def read(self) -> dict[PeerID, Record]:
+        """The records of others; where the run has a key, of admitted peers only."""
         found = await self.dht.get(self.key, latest=True, return_future=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         records: dict[PeerID, Record] = {
             peer: entry.value
-            for owner, entry in list(entries.items())[:MAX_READ]
-            if (peer := owner_peer(owner)) is not None
+            for owner, entry in entries.items()
+            if (peer := owner_peer(owner)) is not None and peer != self.dht.peer_id
             if isinstance(entry, ValueWithExpiration) and isinstance(entry.value, dict)
+            if self.gate is None or self.is_admitted(peer, entry.value.get("pass"))
         }
-        records.pop(self.dht.peer_id, None)
-        return records
+        return dict(list(records.items())[:MAX_READ])
 
     def count(self, records: Mapping[PeerID, Record]) -> None:
         """Exclude the peers about which enough admitted peers complain."""
@@ -138,12 +142,12 @@ class Complaints:
     def compare(self, records: Mapping[PeerID, Record]) -> None:
         """Show a receipt that others dispute; exclude a reducer that signed two contradicting ones."""
         known = {receipt.part_id: receipt for given in self.receipts.values() for receipt in given.values()}
-        for receipt in [receipt for said in records.values() for receipt in receipts_in(said)]:
+        for accuser, receipt in [(peer, receipt) for peer, said in records.items() for receipt in receipts_in(said)]:
             if receipt.reducer is None:
                 continue
             other = known.setdefault(receipt.part_id, receipt)
             peer = contradiction(other, receipt)
-            if peer is not None and peer not in self.proven and len(self.proven) < MAX_PROVEN:
+            if peer is not None and peer not in self.proven and self.accepts(accuser, peer):
                 self.proven.add(peer)
                 self.shown = [other, receipt]
                 self.unreliable.update([], [peer])
@@ -154,6 +158,17 @@ class Complaints:
         if len(self.shown) < 2 or str(owner_peer(self.shown[0].owner)) in banned:
             disputed = [receipt for said in records.values() for receipt in self.disputed_by(said)]
             self.shown = [random.choice(disputed)] if disputed else []
+
+    def accepts(self, accuser: PeerID, accused: PeerID) -> bool:
+        """Whether there is room for one more proof. Keys are free: who makes some up and proves that they lied must not
+        fill it, so a peer that this one never met is proven by an admitted peer only, and by each only once."""
+        if len(self.proven) >= MAX_PROVEN:
+            return False
+        if accused not in self.met:
+            if self.gate is None or accuser in self.accusers:
+                return False
+            self.accusers.add(accuser)
+        return True
 
     def disputed_by(self, said: Record) -> list[Receipt]:
         """This peer's receipts that differ from those of a record's owner."""

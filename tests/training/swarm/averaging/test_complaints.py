@@ -120,7 +120,7 @@ def test_a_copied_pass_admits_no_complaint(run):
 def test_a_minority_of_a_group_leaves_out_nobody(run, members, enough):
     listener = run.member("listener")
     listener.due_s = float("inf")
-    listener.round_over(b"group", members, {})
+    listener.round_over(b"group", [PeerID(bytes([n]) * 34) for n in range(members)], {})
     assert listener.enough == enough
 
 
@@ -176,6 +176,34 @@ def test_who_disputes_an_honest_receipt_proves_nothing(run):
     assert not one.proven
     assert not one.unreliable.is_avoided(honest.peer_id)
     assert not (run.folder / "one" / EVIDENCE).exists()
+
+
+def lying(run, accuser):
+    """A peer whose key signs two averages of one part, as `accuser` shows."""
+    liar = run.board.node()
+    accuser.shown = [receipt(liar, digest * 32) for digest in (b"1", b"2")]
+    return liar
+
+
+@pytest.mark.parametrize(("admitted", "proofs"), [(True, 1), (False, 0)])
+def test_a_peer_that_makes_up_liars_fills_no_room(run, admitted, proofs):
+    accuser, listener = run.member("accuser", admitted=admitted), run.member("listener")
+    for _ in range(3):
+        lying(run, accuser)
+        asyncio.run(accuser.publish())
+        asyncio.run(listener.exchange())
+    assert len(listener.proven) == proofs
+
+
+def test_any_number_of_lies_by_those_it_met_is_proven(run):
+    accuser, listener = run.member("accuser"), run.member("listener")
+    listener.due_s = float("inf")
+    for count in (1, 2, 3):
+        liar = lying(run, accuser)
+        listener.round_over(b"group", [liar.peer_id], {})
+        asyncio.run(accuser.publish())
+        asyncio.run(listener.exchange())
+        assert len(listener.proven) == count
 
 
 def test_nothing_is_told_while_all_is_well(run):
