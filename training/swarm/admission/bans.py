@@ -1,10 +1,12 @@
 """The ban list of a run: signed by the run's key, versioned, and passed on from peer to peer."""
 
+import fcntl
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from dalle_lean.errors import UserError
 from dalle_lean.io.files import write_bytes
 from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
@@ -57,11 +59,16 @@ class WatchedFile:
 
 
 def change_bans(run_dir: Path, key: SigningKey, subject: str, *, banned: bool) -> bool:
-    """Ban or unban a peer id or an invitation; returns whether that changed anything."""
+    """Ban or unban a peer id or an invitation; returns whether that changed anything. UserError if the list is full."""
     path = run_dir / BANS
-    before = Bans.read(path.read_bytes() if path.exists() else b"", key.public)
-    now = before.banned | {subject} if banned else before.banned - {subject}
-    if now == before.banned:
-        return False
-    write_bytes(path, Bans(max(before.version + 1, time.time_ns() // 10**6), now).signed(key))
+    with open(run_dir / f".{BANS}.lock", "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = Bans.read(path.read_bytes() if path.exists() else b"", key.public)
+        now = before.banned | {subject} if banned else before.banned - {subject}
+        if now == before.banned:
+            return False
+        statement = Bans(max(before.version + 1, time.time_ns() // 10**6), now).signed(key)
+        if len(statement) > MAX_BANS_BYTES:
+            raise UserError(f"{path} has no room for {subject}: {len(before.banned)} are banned already; unban some")
+        write_bytes(path, statement)
     return True

@@ -89,8 +89,8 @@ class Gate:
             raise Refused("banned")
 
     def is_banned(self, shown: Pass) -> bool:
-        """Whether a pass's peer, invitation or issuer is banned."""
-        return not self.current_bans().banned.isdisjoint({shown.peer, shown.invite, shown.issuer} - {""})
+        """Whether a pass's peer or invitation, or a helper that signed it or its invitation, is banned."""
+        return not self.current_bans().banned.isdisjoint({shown.peer, shown.invite, *shown.sponsors} - {""})
 
     def current_bans(self, *, now: bool = False) -> Bans:
         """The newest ban list; `now` checks its file in any case."""

@@ -5,7 +5,7 @@ A pass names a peer id, which libp2p proves at each connection: a copied pass is
 
 import base64
 import binascii
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from training.swarm.admission.keys import Forged, SigningKey, read_signed, read_
 TRAINER, HELPER, DONOR = ROLES = ("trainer", "helper", "donor")
 MAX_PASS_BYTES = 2048
 MAX_CODE_CHARACTERS = 1024
+MAX_SPONSORS = 8  # of a pass, the first ones
 PASS_S = 24 * 3600.0
 HELPER_PASS_S = 14 * 24 * 3600.0  # longer: only the host renews it, and the host may be offline
 VALIDITY_S = {TRAINER: PASS_S, HELPER: HELPER_PASS_S, DONOR: HELPER_PASS_S}
@@ -59,6 +60,8 @@ class Pass:
         invite: id of the invitation that it was issued for; empty without one.
         key: a helper's public key, which signs the passes of trainers.
         issuer: the peer id of the helper that signed it; empty if the run's key did.
+        sponsors: peer ids and invitations of the helpers that signed it or an earlier pass that it renews. A ban of one
+            of them bans the holder.
     """
 
     peer: str
@@ -68,9 +71,13 @@ class Pass:
     invite: str = ""
     key: str = ""
     issuer: str = ""
+    sponsors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        texts = (self.peer, self.name, self.invite, self.key, self.issuer)
+        if not isinstance(self.sponsors, list | tuple):
+            raise Forged("not a pass")
+        object.__setattr__(self, "sponsors", tuple(self.sponsors))
+        texts = (self.peer, self.name, self.invite, self.key, self.issuer, *self.sponsors)
         if not all(isinstance(text, str) for text in texts) or self.role not in ROLES or type(self.ends) is not int:
             raise Forged("not a pass")
 
@@ -95,11 +102,12 @@ class Pass:
         read_signed("pass", statement, signer.key)
         if signer.role != HELPER or given.role != TRAINER or given.issuer != signer.peer or given.ends > signer.ends:
             raise Forged("a helper admits trainers only, and for no longer than itself")
-        return given
+        sponsors = dict.fromkeys((*given.sponsors, signer.peer, signer.invite))
+        return replace(given, sponsors=tuple(filter(None, sponsors))[:MAX_SPONSORS])
 
     def signed(self, key: SigningKey, helper: bytes = b"") -> bytes:
         """The signed statement; `helper` is the pass of the helper whose key signs, empty for the run's key."""
-        content = asdict(self)
+        content = {name: value for name, value in asdict(self).items() if value != ()}
         return key.sign("pass", {**content, "helper": encoded(helper)} if helper else content)
 
 

@@ -166,10 +166,12 @@ def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Applic
             continue
         if isinstance(answer, dict):
             refusal = refusal or Refused(str(answer.get("refused")), asked.peer)
-    if refusal is not None:
-        raise refusal
     own = gate.own_pass()
-    if own is None or own.ends < time.time():
+    has_pass = own is not None and own.ends >= time.time()
+    # A helper elsewhere answers "host only" while the host, which could renew the pass, is offline.
+    if refusal is not None and not (has_pass and refusal.reason == "host only"):
+        raise refusal
+    if not has_pass:
         raise Unanswered(f"no helper at {', '.join(addresses)} issues passes for this run; is the host up?")
 
 

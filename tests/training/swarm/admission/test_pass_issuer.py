@@ -2,10 +2,11 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 
-from training.swarm.admission import pass_issuer
+from training.swarm.admission import pass_issuer, service
 from training.swarm.admission.bans import change_bans
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey
@@ -145,10 +146,11 @@ def test_who_is_banned_gets_no_pass(issuer, run_key, tmp_path, subject):
 def helpers_issuer(run_key, tmp_path):
     """A PassIssuer of a helper elsewhere, while the host is offline."""
 
-    def made(policy="open", lasts_s=3600):
+    def made(policy="open", lasts_s=3600, invite=""):
         folder = tmp_path / "helper"
         own = SigningKey.load_or_create(folder / "helper.key")
-        given = Pass(peer=HELP, role=HELPER, name="", ends=int(time.time() + lasts_s), key=own.public)
+        ends = int(time.time() + lasts_s)
+        given = Pass(peer=HELP, role=HELPER, name="", ends=ends, key=own.public, invite=invite)
         (folder / "pass").write_bytes(given.signed(run_key))
         return PassIssuer(Gate(run_key.public, folder / "pass", folder / "bans"), policy, folder, folder / "helper.key")
 
@@ -169,6 +171,18 @@ def test_a_pass_of_a_helper_is_renewed_by_the_host_and_by_it(gate, issuer, helpe
     assert gate.check(ANNA, by_host).issuer == ""
     again = helpers_issuer("invite").admit(Application(peer=ANNA, current=encoded(by_host)), HOME)
     assert gate.check(ANNA, again).issuer == HELP
+
+
+def test_a_ban_of_the_code_that_a_helper_joined_with_reaches_those_whose_passes_the_host_has_renewed(
+    gate, issuer, helpers_issuer, run_key, tmp_path
+):
+    helped = helpers_issuer(invite="beef0001").admit(Application(peer=ANNA), HOME)
+    by_host = issuer("invite").admit(Application(peer=ANNA, current=encoded(helped)), HOME)
+    change_bans(tmp_path, run_key, "beef0001", banned=True)
+    with pytest.raises(Refused) as refusal:
+        gate.check(ANNA, by_host)
+    assert refusal.value.reason == "banned"
+    assert refused(issuer("invite"), Application(peer=ANNA, current=encoded(by_host))) == "no code"
 
 
 def test_a_helper_elsewhere_makes_no_helpers(helpers_issuer, run_key):
@@ -199,3 +213,18 @@ def test_what_is_no_request_is_refused(content):
 def test_a_request_with_a_senseless_field_is_refused(fields):
     with pytest.raises(Refused, match="does not understand"):
         Application.parse(json.dumps({"peer": ANNA, **fields}).encode())
+
+
+@pytest.mark.parametrize(("lasts_s", "starts"), [(3600, True), (-1, False)])
+def test_a_helper_elsewhere_starts_with_its_own_pass_while_the_host_is_offline(
+    helpers_issuer, monkeypatch, lasts_s, starts
+):
+    monkeypatch.setattr(service, "call", lambda *_, **options: {"refused": "host only"})
+    enter = partial(
+        service.apply, None, ["another helper"], helpers_issuer(lasts_s=lasts_s).gate, Application(peer=HELP)
+    )
+    if starts:
+        enter()
+    else:
+        with pytest.raises(Refused, match="only the host can admit a helper"):
+            enter()

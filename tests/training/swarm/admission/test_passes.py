@@ -1,10 +1,12 @@
 """What a pass proves, and what a gate refuses."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from dalle_lean.errors import UserError
 from training.swarm.admission.bans import Bans, change_bans
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SIGNATURE_BYTES, Forged, SigningKey, read_signed
@@ -79,7 +81,10 @@ def test_what_is_signed_as_something_else_is_no_pass(gate, run_key):
     assert gate.check(ANNA, run_key.sign("pass", content)).peer == ANNA
 
 
-@pytest.mark.parametrize("change", [{"ends": "never"}, {"role": "host"}, {"name": 3}, {"more": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"ends": "never"}, {"role": "host"}, {"name": 3}, {"more": 1}, {"sponsors": "a"}, {"sponsors": [3]}],
+)
 def test_a_pass_of_another_form_is_refused_even_if_the_run_signed_it(gate, run_key, change):
     content = {"peer": ANNA, "role": "trainer", "name": "", "ends": int(time.time() + 60), **change}
     assert reason(gate, ANNA, run_key.sign("pass", content)) == "forged"
@@ -93,7 +98,7 @@ def helper(run_key, other_key):
 
 def test_a_helper_admits_trainers(gate, helper, other_key):
     given = a_pass(issuer=HELP, lasts_s=30)
-    assert gate.check(ANNA, given.signed(other_key, helper)) == given
+    assert gate.check(ANNA, given.signed(other_key, helper)) == replace(given, sponsors=(HELP,))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +125,11 @@ def test_a_helper_of_another_run_admits_nobody(gate, run_key, other_key):
     assert reason(gate, ANNA, a_pass(issuer=HELP, lasts_s=30).signed(other_key, helper)) == "forged"
 
 
-@pytest.mark.parametrize("subject", [ANNA, "cafe0001", HELP])
-def test_a_ban_of_a_peer_its_invitation_or_its_helper_keeps_it_out_until_it_is_taken_back(
-    gate, helper, run_key, other_key, tmp_path, subject
+@pytest.mark.parametrize("subject", [ANNA, "cafe0001", HELP, "beef0001"])
+def test_a_ban_of_a_peer_its_helper_or_the_invitation_of_either_keeps_it_out_until_it_is_taken_back(
+    gate, run_key, other_key, tmp_path, subject
 ):
+    helper = a_pass(HELP, HELPER, lasts_s=60, key=other_key.public, invite="beef0001").signed(run_key)
     statement = a_pass(issuer=HELP, lasts_s=30, invite="cafe0001").signed(other_key, helper)
     gate.check(ANNA, statement)
     assert change_bans(tmp_path, run_key, subject, banned=True)
@@ -181,3 +187,19 @@ def test_every_refusal_is_a_sentence_that_says_why_and_what_to_do(name):
     assert refusal.fix
     assert "{" not in str(refusal)
     assert "\n" not in str(refusal)
+
+
+def test_a_full_list_of_bans_is_said_and_stays_as_it_is(run_key, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.swarm.admission.bans.MAX_BANS_BYTES", 140)
+    assert change_bans(tmp_path, run_key, ANNA, banned=True)
+    before = (tmp_path / "bans").read_bytes()
+    with pytest.raises(UserError, match=f"no room for {BERT}: 1 are banned already"):
+        change_bans(tmp_path, run_key, BERT, banned=True)
+    assert (tmp_path / "bans").read_bytes() == before
+
+
+def test_bans_at_the_same_time_are_all_kept(run_key, tmp_path):
+    subjects = [f"peer{number}" for number in range(16)]
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda subject: change_bans(tmp_path, run_key, subject, banned=True), subjects))
+    assert Bans.read((tmp_path / "bans").read_bytes(), run_key.public).banned == set(subjects)
