@@ -40,6 +40,7 @@ STALE_WEIGHT = 1e-6
 all are stale."""
 STATE_SLACK_BYTES = 2**20  # allowance for metadata and framing of a state on the wire
 WEIGHTS_POLL_S = 0.05
+MESSAGE_BYTES = 256  # memory of a message beside its content, which may be tiny
 MAX_DONORS = 8  # asked per attempt, since anybody can announce a state
 PROCESS_GRACE_S = 30.0  # how much longer than a download may take to wait for the averager's process
 
@@ -327,7 +328,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
                 take_tensor()
                 parts.clear()
             parts.append(message.tensor_part)
-            self._received_bytes.value += message.ByteSize()
+            self._received_bytes.value += message.ByteSize() + MESSAGE_BYTES
             if self._received_bytes.value > limit_bytes:
                 raise StateRefused(f"sent more than the {limit_bytes} bytes of a state")
         if parts:

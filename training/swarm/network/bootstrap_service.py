@@ -33,7 +33,8 @@ PUBLIC = "public"  # folder in the run's folder whose files are served in their 
 PUBLIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
-MAX_DIALS = 8  # at the same time
+MAX_DIALS = 8  # at the same time; more wait
+MAX_DIAL_REQUEST_BYTES = 64  # of those that wait
 
 T = TypeVar("T")
 
@@ -86,11 +87,13 @@ class BootstrapService(ServicerBase):
 
     async def rpc_dial_back(self, request: runtime_pb2.ExpertRequest, caller: P2PContext) -> runtime_pb2.ExpertResponse:
         """Whether port `metadata` accepts connections at the caller's address."""
+        if request.ByteSize() > MAX_DIAL_REQUEST_BYTES:
+            raise ValueError("more than a port")
         port = json.loads(request.metadata)
         if type(port) is not int or not 1 <= port <= 65535:
             raise ValueError(f"no port {port!r}")
         hosts = await hosts_of(self.p2p, caller.remote_id)
-        async with self.dials:
+        async with asyncio.timeout(CALL_TIMEOUT_S), self.dials:
             answers = [await accepts_connections(host, port) for host in hosts[:2]]
         return runtime_pb2.ExpertResponse(metadata=json.dumps(any(answers)).encode())
 

@@ -35,13 +35,18 @@ class RunWatch:
                 except ValueError as error:
                     self.moved = f"the run goes on with settings that this version cannot read: {error}"
                     break
-                if current.run_id != self.settings.run_id:
+                if current.run_id != self.settings.run_id and not is_behind(current, self.settings):
                     self.moved = how_it_moved(self.settings, current)
                     break
 
     def close(self) -> None:
         """Stop asking; does not wait for a call in progress. Call it before the node is shut down."""
         self.closed.set()
+
+
+def is_behind(current: SwarmSettings, known: SwarmSettings) -> bool:
+    """Whether a helper still serves a run's settings of before a rollback, as one elsewhere does until it restarts."""
+    return not current.differences(known) and current.swarm.rollbacks < known.swarm.rollbacks
 
 
 def how_it_moved(before: SwarmSettings, now: SwarmSettings) -> str:

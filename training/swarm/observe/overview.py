@@ -13,6 +13,7 @@ from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerRecords
 
 PACE_STEPS = 20
+MIN_PACE = 1e-9  # steps per second from which on the time left is told
 COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")  # counters of a PeerRecord
 MAX_FAULTS_PER_STEP = 10  # of each counter of a peer, so that no lie drowns what others report
 
@@ -76,7 +77,8 @@ def summarize(
 
     Step and loss are medians over the trainers, so a minority cannot change them by false claims. Once helpers have
     averaged gradients of some trainers present, only those count, since identities are free, and each as much as the
-    samples averaged: who did less than half of the work cannot change them. Nor can a lie fill the counters.
+    samples averaged: who did less than half of the work cannot change them. Before, the step follows the donors' at
+    most. Nor can a lie fill the counters.
     """
     by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
     averaged = [peer for peer in by_peer if peer in credits]
@@ -87,6 +89,8 @@ def summarize(
     donors = [records.by_peer[peer] for peer in settings.swarm.donors if peer in records.by_peer]
     heldout = [record.loss for record in donors if record.role == "donor" and record.loss is not None]
     epoch = int(weighted_median([record.step for record in trainers], weights))
+    if not averaged:  # claims of anybody: not beyond what the host's own peers say
+        epoch = min(epoch, max((record.step + 1 for record in donors), default=settings.last_epoch))
     step = epoch * settings.steps_per_epoch
     batch_size = settings.recipe.data.batch_size
     losses = [
@@ -103,7 +107,7 @@ def summarize(
         clients=sum(record.client_mode for record in trainers),
         samples_per_s=None if steps_per_s is None else steps_per_s * batch_size,
         reported_samples_per_s=reported,
-        left_s=max(0, settings.total_steps - step) / pace if pace else None,
+        left_s=max(0, settings.total_steps - step) / pace if pace > MIN_PACE else None,
         counters={
             **{
                 name: sum(min(getattr(record, name), MAX_FAULTS_PER_STEP * (epoch + 1)) for record in trainers)

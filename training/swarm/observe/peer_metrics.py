@@ -150,7 +150,7 @@ async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[
             continue
         owner, content = checked(record, checks)
         if owner is None or (owner not in newest and len(newest) >= MAX_PEERS):
-            refused.add((record.subkey, record.value))
+            refused.add((record.subkey, repr(record.value)))  # any type, as its peer likes
         elif owner not in newest or record.expiration_time > newest[owner][0]:
             newest[owner] = (record.expiration_time, content)
     return {owner: content for owner, (_, content) in newest.items()}, len(refused)

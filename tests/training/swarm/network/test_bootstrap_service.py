@@ -1,9 +1,12 @@
 """What helpers serve, between two real nodes on loopback."""
 
+import asyncio
 import dataclasses
 import os
 import socket
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,6 +179,33 @@ def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, 
     watch.thread.join(timeout=30)
     assert not watch.thread.is_alive()
     assert "rolled back to an earlier step and goes on as offered-back1" in watch.moved
+
+
+@pytest.mark.usefixtures("often")
+def test_settings_of_before_a_rollback_which_a_helper_elsewhere_still_serves_are_passed_over(
+    run, settings, newcomer, address
+):
+    before = settings[1]
+    after = dataclasses.replace(before, swarm=dataclasses.replace(before.swarm, name="offered-back1"))
+    watch = RunWatch(newcomer, after, [address])
+    time.sleep(0.5)
+    assert watch.moved is None
+    watch.close()
+
+
+def test_strangers_who_wait_for_a_dial_hold_no_memory_and_not_for_long(run, monkeypatch):
+    async def hosts_of(p2p, caller):
+        return ["192.0.2.1"]
+
+    service = offer.BootstrapService(None, {}, run)
+    ask = partial(offer.runtime_pb2.ExpertRequest, metadata=b"31337")
+    with pytest.raises(ValueError, match="more than a port"):
+        asyncio.run(service.rpc_dial_back(ask(uid="x" * 100), None))
+    monkeypatch.setattr(offer, "hosts_of", hosts_of)
+    monkeypatch.setattr(offer, "CALL_TIMEOUT_S", 0.1)
+    service.dials = asyncio.Semaphore(0)
+    with pytest.raises(TimeoutError):
+        asyncio.run(service.rpc_dial_back(ask(), SimpleNamespace(remote_id=None)))
 
 
 @pytest.mark.usefixtures("often")

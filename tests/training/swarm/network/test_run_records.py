@@ -1,9 +1,11 @@
 """Untrusted records neither replace a run's records nor fill a node's memory."""
 
+from dataclasses import replace
+
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.validation import DHTRecord
+from hivemind.dht.validation import CompositeValidator, DHTRecord
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
@@ -11,7 +13,14 @@ from training.swarm.config import SwarmSettings
 from training.swarm.network import run_records
 from training.swarm.network.dht import open_dht
 from training.swarm.network.owner_keys import owner_key, owner_peer
-from training.swarm.network.run_records import MAX_AGE_S, MAX_VALUE_BYTES, RunRecords, keep_own_records, key_of
+from training.swarm.network.run_records import (
+    MAX_AGE_S,
+    MAX_VALUE_BYTES,
+    RoomForOwners,
+    RunRecords,
+    keep_own_records,
+    key_of,
+)
 
 RUN = "emoji-0123456789abcdef"
 GROUP = f"{RUN}_grad_averager.0b"
@@ -58,7 +67,7 @@ def test_anything_else_is_refused(refused):
 
 def test_made_up_owners_fill_no_memory_and_keep_out_neither_the_host_nor_those_who_are_there(monkeypatch):
     monkeypatch.setattr(run_records, "MAX_OWNERS", 1)
-    records = RunRecords(RUN, host={owner_peer(OWNERS[2])})
+    records = RoomForOwners(host={owner_peer(OWNERS[2])})
     first, flood, donor = (record(subkey=owner) for owner in OWNERS)
     assert records.validate(first)
     assert not records.validate(flood)
@@ -68,6 +77,15 @@ def test_made_up_owners_fill_no_memory_and_keep_out_neither_the_host_nor_those_w
     later = get_dht_time() + 61
     monkeypatch.setattr(run_records, "get_dht_time", lambda: later)
     assert records.validate(flood)
+
+
+def test_owners_for_whom_nobody_can_sign_take_up_no_room(monkeypatch):
+    monkeypatch.setattr(run_records, "MAX_OWNERS", 1)
+    checks = CompositeValidator([RoomForOwners(), RunRecords(RUN), RSASignatureValidator()])
+    assert not checks.validate(record(subkey=OWNERS[0]))  # its value has no signature
+    signer = RSASignatureValidator(RSAPrivateKey())
+    signed = record(subkey=signer.local_public_key)
+    assert checks.validate(replace(signed, value=signer.sign_value(signed)))
 
 
 @pytest.mark.swarm

@@ -40,6 +40,18 @@ def test_steps_and_loss_are_medians_that_one_liar_does_not_move():
     assert (seen.step, seen.loss) == (10, 2.2)
 
 
+def test_without_honest_trainers_a_made_up_step_goes_no_further_than_the_donors_or_the_schedule():
+    liar = record(step=2**50)
+    assert overview(liar).step == 100
+    settings = replace(SETTINGS, swarm=replace(SETTINGS.swarm, donors=("donor",)))
+    found = PeerRecords({"liar": liar, "donor": record(role="donor", step=7)}, 0)
+    assert summarize(found, settings, None).step == 8
+
+
+def test_a_made_up_speed_near_zero_tells_no_time():
+    assert overview(record(samples_per_s=1e-311), steps_per_s=None).left_s is None
+
+
 def test_speed_and_time_left_follow_from_the_pace_of_steps_not_from_what_peers_say():
     seen = overview(record(), record(samples_per_s=1e12), steps_per_s=0.5)
     assert seen.samples_per_s == 0.5 * 64

@@ -117,6 +117,18 @@ async def keep_forgery(_dht, node, subkey, content):
     return node.protocol.storage.store(key, value, get_dht_time() + 2 * EXPIRATION_S, subkey=subkey)
 
 
+def test_a_record_of_any_type_is_counted(nodes):
+    liar = nodes("liar", protected=False)
+    assert liar.run_coroutine(keep_a_list)
+    reader = nodes("monitor", client_mode=True, protected=False)
+    wait_for(lambda: read_records(reader, RUN).refused == 1)
+
+
+async def keep_a_list(_dht, node):
+    key, expiration = DHTID.generate(source=metrics_key(RUN)), get_dht_time() + EXPIRATION_S
+    return node.protocol.storage.store(key, ["not", "bytes"], expiration, subkey=b"anybody")
+
+
 def test_a_silent_peer_is_still_told_of(nodes, monkeypatch):
     monkeypatch.setattr("training.swarm.observe.publisher.INTERVAL_S", 0.1)
     publisher = Publisher(nodes("peer"), RUN)
