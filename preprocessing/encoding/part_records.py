@@ -18,7 +18,7 @@ from typing import Any
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, read_json, write_json
 from preprocessing.encoding.decoding import Rejection
-from preprocessing.shards.manifest import PACKED, Counts, Shard, read_manifest
+from preprocessing.shards.manifest import Counts, Shard, read_manifest
 
 
 def records_folder(out: Path) -> Path:
@@ -59,12 +59,7 @@ def write_once(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if before.get("layout") == "packed":
-        raise UserError(f"{out} was begun with shards {PACKED}")
-    names = {*before, *now} - {"layout"}  # earlier versions recorded it
-    if "shard_rows" not in now:  # earlier versions recorded it for every source, known or not
-        names.discard("shard_rows")
-    changed = [name for name in sorted(names) if before.get(name) != now.get(name)]
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if changed:
         listed = "; ".join(f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed)
         raise UserError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")

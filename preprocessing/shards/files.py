@@ -21,7 +21,7 @@ from dalle_lean.io.files import atomic_write, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_CHARACTERS
-from preprocessing.shards.manifest import PACKED, Counts, DatasetInfo, Shard, parse_manifest, read_dataset_info
+from preprocessing.shards.manifest import Counts, DatasetInfo, Shard, parse_manifest, read_dataset_info
 
 # Training uses no other module of this package.
 __all__ = ["Counts", "DatasetInfo", "parse_manifest", "read_dataset_info"]
@@ -113,15 +113,9 @@ def read_header(path: str | Path) -> Header:
         raise damaged(path, error) from None
 
 
-class PackedLayout(UserError):
-    """A shard has the layout of earlier versions, with compressed codes in another column."""
-
-
 def check_columns(file: Any) -> None:
     """UserError if an open Parquet file has no captions or no codes."""
     names = file.schema_arrow.names
-    if "packed" in names and "code" not in names:
-        raise PackedLayout(PACKED)
     for name in ("caption", "code"):
         if name not in names:
             raise UserError(f"it has no column {name}, only {', '.join(names)}")
@@ -137,8 +131,6 @@ def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key
 def damaged(path: str | Path, error: Exception) -> ValueError:
     """The error that names the shard at `path`, after reading it raised `error`."""
     reason = " ".join(str(error).split())
-    if isinstance(error, PackedLayout):
-        return UserError(f"{path} is {reason}")
     return UserError(f"{path} is damaged or no shard: {reason}")
 
 

@@ -10,7 +10,7 @@ from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.require import require
 from preprocessing.encoding.part_records import records_folder
 from preprocessing.shards.files import damaged, open_shard, read_blocks, read_header
-from preprocessing.shards.manifest import NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
+from preprocessing.shards.manifest import ADOPTED, NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
 
 
 def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress = unwatched) -> DatasetInfo:
@@ -54,7 +54,7 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
         picture_side=image_side * vqgan.config.downscale,
         counts=Counts(seen=total, kept=total),
         shards=tuple(shards),
-        settings={"adopted": True},
+        settings={ADOPTED: True},
     )
     write_dataset_info(folder, info)
     return info

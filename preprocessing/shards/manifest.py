@@ -18,7 +18,10 @@ NAME = "dataset.json"
 MAX_CODEBOOK_SIZE = 2**15  # codes are stored as int16
 MAX_IMAGE_SIDE = 2**10
 """Codes along one side of a picture: far beyond any VQGAN, and a row of them still fits in memory."""
-PACKED = "of the packed layout, which this version no longer reads; preprocess the pictures again, into another folder"
+MOST_MANIFEST_BYTES = 2**26
+"""Of dataset.json: 400,000 shards."""
+ADOPTED = "adopted"
+"""Setting of folders whose shards another program wrote."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SHARD_NAME = re.compile(r"[\w-][\w.-]*\.parquet")
 
@@ -87,7 +90,7 @@ def read_manifest(folder: Path) -> DatasetInfo:
             f"{folder} has no dataset.json: it is not the finished output of dalle-lean preprocess "
             "(for published files, dalle-lean shards adopt writes one)"
         )
-    return parse_manifest(read_json(path), path)
+    return parse_manifest(read_json(path, MOST_MANIFEST_BYTES), path)
 
 
 def parse_manifest(content: Any, path: str | Path) -> DatasetInfo:
@@ -125,8 +128,6 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
     settings = content.get("settings", {})
     if not isinstance(settings, dict):
         raise UserError(f"settings={settings!r}: must be an object")
-    if settings.get("layout") == "packed":
-        raise UserError(f"the shards are {PACKED}")
     return DatasetInfo(
         vqgan=text(content, "vqgan", SHA256),
         image_side=number(content, "image_side", 1, MAX_IMAGE_SIDE),

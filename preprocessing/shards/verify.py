@@ -12,7 +12,7 @@ from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.words import counted
 from preprocessing.shards.files import COLUMNS, read_blocks, read_header
-from preprocessing.shards.manifest import NAME, DatasetInfo, Shard, read_manifest
+from preprocessing.shards.manifest import ADOPTED, NAME, DatasetInfo, Shard, read_manifest
 from preprocessing.shards.mix import MIXED
 
 SHOWN_DIGITS = 12
@@ -89,7 +89,8 @@ def shard_problems(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[str]
             yield f"SHA-256 is {sha256[:SHOWN_DIGITS]}; must be {shard.sha256[:SHOWN_DIGITS]}"
         if header.vqgan not in (None, info.vqgan):
             yield f"foreign: its codes are of the VQGAN {str(header.vqgan)[:SHOWN_DIGITS]}"
-        if missing := [name for name in COLUMNS if name not in header.columns]:
+        needed = () if ADOPTED in info.settings else COLUMNS
+        if missing := [name for name in needed if name not in header.columns]:
             yield f"has no column {', '.join(missing)}"
         rows = sum(len(block.captions) for block in read_blocks(path, info.num_codes, info.codebook_size))
     except ValueError as error:

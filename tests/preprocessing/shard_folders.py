@@ -9,9 +9,6 @@ import pyarrow.parquet as pq
 from preprocessing.shards.files import Row, read_blocks, write_shard
 from preprocessing.shards.manifest import Counts, DatasetInfo, read_dataset_info, write_dataset_info
 
-PACKED_SHARD = Path(__file__).parents[1] / "data" / "packed-shard.parquet"
-"""Eight pictures of 4 x 4 codes in the layout that is no longer read."""
-
 
 def stored_rows(folder):
     """The rows of a finished folder: {"caption": str, "codes": int16 array [I], "key": str}, shard after shard."""

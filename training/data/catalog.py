@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import MOST_BYTES, parse, sha256_file
+from dalle_lean.io.files import parse, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.io.remote_errors import storage_of
 from dalle_lean.io.remote_io import Patience, RemoteFile
 from dalle_lean.progress import OnNotice, silent
 from dalle_lean.require import require
-from preprocessing.shards.files import DatasetInfo, parse_manifest, read_dataset_info
+from preprocessing.shards.manifest import MOST_MANIFEST_BYTES, DatasetInfo, parse_manifest, read_dataset_info
 
 HUB = "hf://datasets/"
 
@@ -117,9 +117,9 @@ def is_url(source: str) -> bool:
 
 def read_file(url: str) -> bytes:
     files, path = storage_of(url, extra="training")
-    content: bytes = files.cat_file(path, start=0, end=MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise UserError(f"{url} is larger than {MOST_BYTES:,} bytes: it is not a dataset.json")
+    content: bytes = files.cat_file(path, start=0, end=MOST_MANIFEST_BYTES + 1)
+    if len(content) > MOST_MANIFEST_BYTES:
+        raise UserError(f"{url} is larger than {MOST_MANIFEST_BYTES:,} bytes: it is not a dataset.json")
     return content
 
 
@@ -127,7 +127,7 @@ def published_files(name: str) -> tuple[str, ...]:
     """The files of a hub data set's training split, as URLs that pin the revision."""
     try:
         builder = require("datasets", extra="training").load_dataset_builder(name)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # the latter for data sets that are programs
         raise UserError(f"{HUB}{name}: {' '.join(str(error).split())}") from None
     paths = tuple(str(path) for path in (builder.config.data_files or {}).get("train", ()))
     if not paths or not all(path.endswith(".parquet") for path in paths):

@@ -1,13 +1,11 @@
 """Settings: a folder keeps those it was begun with, and what cannot be right is refused."""
 
-import json
 import tarfile
 from contextlib import suppress
 
 import pytest
 
 from preprocessing.encoding.encode import preprocess
-from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.sources import open_source
 from preprocessing.sources.tar import TarShards
 from tests.preprocessing.runs import Stop, add_lines, contents, run_command
@@ -52,34 +50,6 @@ def test_what_is_only_noted_beside_a_source_is_no_setting(tars, vqgan, tmp_path)
     info = preprocess(open_source(tars, 8), tmp_path / "out", vqgan)
     (tars / "00000_stats.json").unlink()
     assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan) == info
-
-
-def test_a_folder_of_an_earlier_version_is_still_known(tars, vqgan, tmp_path):
-    info = preprocess(open_source(tars, 8), tmp_path / "out", vqgan)
-    content = json.loads((tmp_path / "out" / "dataset.json").read_text())
-    content["settings"]["shard_rows"] = 3
-    (tmp_path / "out" / "dataset.json").write_text(json.dumps(content))
-    assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan).shards == info.shards
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_run_of_a_version_with_two_layouts_continues_where_it_wrote_the_published_one(
-    discs, vqgan, tmp_path, finished
-):
-    out = tmp_path / "out"
-    preprocess(open_source(discs, 8), tmp_path / "undisturbed", vqgan)
-    preprocess(open_source(discs, 8), out, vqgan, share=(1, 1 if finished else 2))
-    path = out / ("dataset.json" if finished else ".progress/settings.json")
-    noted = json.loads(path.read_text())
-    settings = noted["settings"] if finished else noted
-    settings["layout"] = "packed"
-    path.write_text(json.dumps(noted))
-    with pytest.raises(ValueError, match="of the packed layout, which this version no longer reads"):
-        preprocess(open_source(discs, 8), out, vqgan)
-    settings["layout"] = "published"
-    path.write_text(json.dumps(noted))
-    shards = preprocess(open_source(discs, 8), out, vqgan).shards
-    assert shards == read_dataset_info(tmp_path / "undisturbed").shards
 
 
 def test_a_source_without_parts_is_refused(vqgan, tmp_path):

@@ -1,5 +1,4 @@
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocessing.shards.files import read_blocks, read_header, write_shard
+from preprocessing.shards.files import write_shard
 from preprocessing.shards.manifest import Counts, DatasetInfo, read_dataset_info, write_dataset_info
-from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, read_rows, stored_rows, write_published
+from tests.preprocessing.shard_folders import make_rows, read_rows, stored_rows, write_published
 
 NUM_CODES, CODEBOOK_SIZE = 16, 100
 
@@ -213,24 +212,6 @@ def test_a_parquet_that_is_no_shard_is_named(tmp_path, columns):
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"x\.parquet is damaged or no shard"):
         next(read_rows([str(tmp_path / "x.parquet")], NUM_CODES, CODEBOOK_SIZE))
-
-
-@pytest.mark.parametrize(
-    "read", [read_header, lambda path: next(read_blocks(path, NUM_CODES, 1024))], ids=["header", "rows"]
-)
-def test_a_shard_of_the_packed_layout_is_refused_in_one_sentence(read):
-    sentence = f"{PACKED_SHARD} is of the packed layout, which this version no longer reads; preprocess the pictures"
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        read(PACKED_SHARD)
-
-
-def test_of_the_layouts_that_dataset_json_could_name_only_the_published_one_is_read(folder):
-    info = read_dataset_info(folder)
-    write_dataset_info(folder, replace(info, settings={"layout": "published"}))
-    assert read_dataset_info(folder).num_rows == 1000
-    write_dataset_info(folder, replace(info, settings={"layout": "packed"}))
-    with pytest.raises(ValueError, match=r"dataset\.json: the shards are of the packed layout, which this version no"):
-        read_dataset_info(folder)
 
 
 def test_in_a_shard_without_keys_they_are_the_numbers_of_its_rows(tmp_path):

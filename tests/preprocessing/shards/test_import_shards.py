@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from preprocessing.shards.import_shards import import_shards
 from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.shards.verify import find_faults
 from tests.preprocessing.runs import run_command
-from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, random_codes, stored_rows, write_published
+from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_published
 
 
 @pytest.fixture
@@ -75,10 +74,6 @@ def spoil_first_codes(path):
         (
             lambda folder: write_shard(folder / "a.parquet", make_rows(np.zeros((2, 4))), vqgan="b" * 64),
             "a.parquet: its codes are of the VQGAN bbbbbbbbbbbb",
-        ),
-        (
-            lambda folder: shutil.copy(PACKED_SHARD, folder / "a.parquet"),
-            "a.parquet is of the packed layout",
         ),
     ],
 )

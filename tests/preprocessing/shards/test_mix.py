@@ -39,6 +39,7 @@ def test_each_folder_is_there_as_often_as_asked_and_the_sources_stay(few, many, 
 
 def test_shards_are_linked_where_the_file_system_has_links(few, many, tmp_path):
     info = mix([(few, 2), (many, 1)], tmp_path / "mixed")
+    assert (tmp_path / "mixed").stat().st_mode & 0o777 == 0o755  # others can read them
     assert {os.stat(tmp_path / "mixed" / shard.file).st_nlink for shard in info.shards} == {2, 3}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from dalle_lean.io.files import sha256_file
 from preprocessing.shards.files import write_shard
+from preprocessing.shards.import_shards import import_shards
 from preprocessing.shards.verify import find_faults
 from tests.preprocessing.runs import run_command
 from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
@@ -87,6 +88,14 @@ def test_a_shard_that_is_gone_is_found(folder):
 def test_missing_rows_and_columns_are_found(folder, change, problem):
     rewrite(folder, "shard-00001.parquet", change)
     assert problems(folder) == [("shard-00001.parquet", problem)]
+
+
+def test_an_adopted_folder_needs_captions_and_codes_alone(folder, vqgan):
+    for path in folder.glob("*.parquet"):
+        rewrite(folder, path.name, lambda table: table.select(["caption", "code"]).replace_schema_metadata())
+    (folder / "dataset.json").unlink()
+    import_shards(folder, vqgan)
+    assert find_faults(folder, vqgan=vqgan) == []
 
 
 def test_codes_out_of_range_are_found(folder, vqgan):
