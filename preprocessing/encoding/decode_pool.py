@@ -203,5 +203,6 @@ def limit_memory(more_bytes: int) -> None:
     """Limit this process to `more_bytes` more of address space; beyond that, allocations raise MemoryError."""
     with suppress(FileNotFoundError):  # only Linux has this file, and only Linux enforces the limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + more_bytes
+        limit, before = pages * resource.getpagesize() + more_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dalle_lean.words import utf8
 from preprocessing.encoding.decoding import MAX_SIDE, Candidate, Decoding, Rejection
 from preprocessing.sources import Sample
 from preprocessing.sources.sample import json_object
@@ -49,7 +50,7 @@ def from_bytes(answer: bytes, sample: Sample, decoding: Decoding) -> Candidate |
         reason, detail = said["reason"], said.get("detail")
         if not (isinstance(reason, str) and REASON.fullmatch(reason) and isinstance(detail, str)):
             raise BadAnswer("a rejection without a reason")
-        return Rejection(sample.key, reason, detail)
+        return Rejection(sample.key, reason, utf8(detail))
     views, rest = divmod(len(content), 3 * decoding.side**2)
     if rest or not 1 <= views <= decoding.max_views or views % (1 + decoding.flip):
         raise BadAnswer(f"{len(content)} bytes of pixels")

@@ -46,7 +46,7 @@ def open_source(
     if "://" not in text and Path(text).is_dir():
         return open_folder(Path(text), part_rows, columns)
     if "://" in text or "*" in text or "{" in text or Path(text).is_file():
-        paths = list_files(text)
+        paths = [text] if Path(text).is_file() else list_files(text)
         if not all(path.endswith(tuple(SHARD_SUFFIXES)) for path in paths):
             paths = shards_in(text)
         if not paths:

@@ -2,12 +2,13 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
+from dalle_lean.images.files import MAX_PICTURE_BYTES
 from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
@@ -48,9 +49,9 @@ class StreamedDataset:
         return None
 
     def samples(self, part: int) -> Iterator[Sample]:
-        stream = undecoded(self.open().shard(self.num_shards, part), self.columns)
-        remote = any(is_remote(file) for file in self.files())
-        return read_rows(stream, self.columns, f"{self.parts[part]} row", 0, remote=remote)
+        stream, files = undecoded(self.open().shard(self.num_shards, part), self.columns), frozenset(self.files())
+        rows = (with_picture(row, self.columns.picture, files) for row in stream)
+        return read_rows(rows, self.columns, f"{self.parts[part]} row", 0, remote=any(map(is_remote, files)))
 
     def fingerprint(self) -> str:
         files = self.files()
@@ -61,7 +62,7 @@ class StreamedDataset:
     def open(self) -> Any:
         try:
             return builder(self.name, self.config, self.revision).as_streaming_dataset(self.split)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError, RuntimeError) as error:  # the last for data sets that are programs
             raise UserError(f"{self.name}: cannot be read as a data set: {error}") from None
 
     def files(self) -> list[str]:
@@ -133,6 +134,17 @@ def undecoded(dataset: Any, columns: Columns) -> Any:
     if dataset.features is not None and isinstance(dataset.features[columns.picture], datasets.Image):
         dataset = dataset.cast_column(columns.picture, datasets.Image(decode=False))
     return dataset
+
+
+def with_picture(row: Mapping[str, Any], column: str, files: Collection[str]) -> Mapping[str, Any]:
+    """The row with its picture's bytes, where the row names one of the data set's own `files`, or a file in one of its
+    archives. Any other path is left alone: a table could name files of this machine."""
+    picture = row.get(column)
+    path = picture.get("path") if isinstance(picture, Mapping) and picture.get("bytes") is None else None
+    if not isinstance(path, str) or path.rpartition("::")[2] not in files:
+        return row
+    with require("fsspec", extra="preprocessing").open(path, "rb") as file:
+        return {**row, column: file.read(MAX_PICTURE_BYTES + 1)}
 
 
 def read_rows(

@@ -71,7 +71,9 @@ def read_samples(file: File, name: str) -> Iterator[Sample]:
     contents: Contents = {}
     for member in read_members(file):
         match = SAMPLE_NAME.fullmatch(member.name) if isinstance(member, tarfile.TarInfo) else None
-        if contents and (match is None or match[1] != key):
+        # A hidden file between two of a sample, as some programs write, does not end it.
+        ended = match[1] != key if match else not isinstance(member, tarfile.TarInfo)
+        if contents and ended:
             yield make_sample(key, contents)
             contents = {}
         if not isinstance(member, tarfile.TarInfo):

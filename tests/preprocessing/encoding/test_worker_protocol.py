@@ -34,7 +34,7 @@ def test_a_picture_comes_back_with_the_sample_it_belongs_to(decoding, result):
 
 def test_a_rejection_comes_back_and_an_endless_detail_is_cut():
     rejection = Rejection("one", "picture_broken", "bytes \udcff of \u0394")
-    assert from_bytes(to_bytes(rejection), SAMPLE, DECODING) == rejection
+    assert from_bytes(to_bytes(rejection), SAMPLE, DECODING).detail == "bytes ? of \u0394"
     endless = to_bytes(Rejection("one", "picture_broken", "\u0394" * 10**6))
     assert len(endless) <= max_bytes(DECODING)
     assert from_bytes(endless, SAMPLE, DECODING).reason == "picture_broken"

@@ -1,13 +1,16 @@
+import json
 import pickle
+import zipfile
 
 import datasets
 import pyarrow as pa
 import pytest
 
+from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Unreachable
 from preprocessing.sources import open_source
 from preprocessing.sources.columns import Columns
-from preprocessing.sources.hub import StreamedDataset, read_rows
+from preprocessing.sources.hub import StreamedDataset, read_rows, with_picture
 from tests.preprocessing.shards_of_pictures import problems, read_all
 
 COLUMNS = Columns("image", "text", ())
@@ -50,6 +53,41 @@ def test_a_streamed_data_set_gives_undecoded_pictures_shard_by_shard(rows, repos
     samples = read_all(source)
     assert [(sample.picture, sample.caption) for sample in samples] == [(row["jpg"], row["caption"]) for row in rows]
     assert len({sample.key for sample in samples}) == 12
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_loose_pictures_are_read_by_the_paths_that_the_data_set_has_for_them(rows, tmp_path, archived):
+    folder = tmp_path / "owner" / "loose"
+    (folder / "train").mkdir(parents=True)
+    lines = [json.dumps({"file_name": f"{number}.jpg", "text": row["caption"]}) for number, row in enumerate(rows)]
+    files = {"metadata.jsonl": "\n".join(lines).encode(), **{f"{n}.jpg": row["jpg"] for n, row in enumerate(rows)}}
+    if archived:
+        with zipfile.ZipFile(folder / "train" / "a.zip", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+    else:
+        for name, content in files.items():
+            (folder / "train" / name).write_bytes(content)
+    samples = read_all(StreamedDataset(str(folder)))
+    expected = {(row["jpg"], row["caption"]) for row in rows}
+    assert {(sample.picture, sample.caption) for sample in samples} == expected
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/hostname", "hf://datasets/other/secret/a.jpg", "zip://a.jpg::/tmp/a.zip", 3, None]
+)
+def test_a_path_that_is_not_the_data_sets_own_is_not_opened(path):
+    row = {"image": {"bytes": None, "path": path}, "text": "a cat"}
+    assert with_picture(row, "image", {"/data/a.jpg"}) is row
+
+
+def test_a_data_set_that_is_a_program_is_a_mistake(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("Dataset scripts are no longer supported, but found old.py")
+
+    monkeypatch.setattr("preprocessing.sources.hub.builder", refuse)
+    with pytest.raises(UserError, match="owner/old: cannot be read as a data set: Dataset scripts are no longer"):
+        open_source("owner/old", 5)
 
 
 def test_another_split_can_be_taken(rows, repository):

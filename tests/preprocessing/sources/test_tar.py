@@ -104,6 +104,13 @@ def test_directories_links_and_hidden_files_are_no_samples(rows, write, tmp_path
     assert [sample.key for sample in write(links[:end] + hidden)] == [row["key"] for row in rows[:2]]
 
 
+def test_a_hidden_file_between_two_of_a_sample_does_not_part_them(rows, write):
+    members = [
+        part for name, content in tar_members(rows[:2]) for part in ((f"._{name}", b"resource"), (name, content))
+    ]
+    assert problems(write(tar_bytes(members))) == [None, None]
+
+
 def test_tars_joined_one_behind_the_other_are_read_to_the_end(rows, write):
     content = tar_bytes(tar_members(rows[:5])) + tar_bytes(tar_members(rows[5:]))
     assert [sample.key for sample in write(content)] == [row["key"] for row in rows]
