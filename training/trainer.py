@@ -28,7 +28,7 @@ from training.data.loader import Batch, TrainingData, collate
 from training.data.sampler import Position
 from training.run.checkpoint import load_checkpoint
 from training.run.draws import crop_of_step
-from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
+from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabulary
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.loop_settings import LoopSettings
@@ -172,8 +172,6 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             "first weights": sha256_file(init / "config.json") if init else None,
         }
         self.progress = self.restore()
-        if processes.first:
-            remove_leftovers(out)
         self.heldout: Batch | None = None
         if not self.finished:
             if processes.first:

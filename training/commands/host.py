@@ -135,7 +135,7 @@ def host(
     from dalle_lean.require import require
     from dalle_lean.tokenizer import find_tokenizer
     from training.data.catalog import find_shards, is_url
-    from training.run.folder import remove_leftovers, run_folder
+    from training.run.folder import run_folder
     from training.run.recipe import load_recipe
     from training.step.build import bundled_vqgan
 
@@ -171,7 +171,6 @@ def host(
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
     with run_folder(run_dir):
-        remove_leftovers(run_dir)
         if helper_of:
             prepare_process()
             settings = make_helper(run_dir, helper_of, options, warn, code=code or "")

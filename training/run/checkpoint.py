@@ -90,7 +90,8 @@ def load_checkpoint(
             f"run from its model with --init {out / 'model'}"
         )
     for name, settings in json.loads(json.dumps(defaults or {})).items():
-        saved[name] = {**settings, **saved[name]}
+        if name in saved:
+            saved[name] = {**settings, **saved[name]}
     for name, value in json.loads(json.dumps(run)).items():
         if saved.get(name) != value:
             raise UserError(

@@ -8,7 +8,7 @@ from dalle_lean.model.dalle import Crop
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + step)
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
 
 
 def crop_of_step(step: int, stages: Sequence[tuple[int, int, int]], image_side: int, seed: int) -> Crop | None:

@@ -22,7 +22,8 @@ def run_folder(out: Path) -> Iterator[None]:
     """Lock `out` for this process while it trains; the kernel releases the lock even if the process is killed.
 
     ValueError, before anything is written, if another process works there, or `out` is neither empty nor a run's
-    folder. If the run fails before it has written more than decoded pictures, a folder created here is removed.
+    folder. Files that a killed process left incomplete are removed. If the run fails before it has written more than
+    decoded pictures, a folder created here is removed; if it is interrupted, decoded pictures stay.
     """
     made = not out.exists()
     if out.exists() and not out.is_dir():
@@ -35,16 +36,18 @@ def run_folder(out: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process works in {out}; end it first, or name another folder") from None
+        remove_leftovers(out)
         try:
             yield
-        except BaseException:
-            if made and {path.name for path in out.iterdir()} <= {LOCK, *DECODED}:
+        except BaseException as error:
+            disposable = {LOCK, *DECODED} if isinstance(error, Exception) else {LOCK}
+            if made and {path.name for path in out.iterdir()} <= disposable:
                 shutil.rmtree(out)
             raise
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove files that a killed process left incomplete: hidden names ending in .tmp."""
+    """Remove hidden files whose names end in .tmp."""
     for pattern in (".*.tmp", "checkpoint/.*.tmp", "samples/.*.tmp"):
         for path in out.glob(pattern):
             if path.is_dir():

@@ -28,8 +28,10 @@ class MetricsLog:
         self.path = out / NAME
         truncate_after(self.path, step)
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        tensorboard = require("torch.utils.tensorboard", extra="training")
-        self.writer = tensorboard.SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
+        require("tensorboard", extra="training")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, **values: float) -> None:
         """Record `values` at `step`, which counts from 1."""

@@ -69,6 +69,8 @@ class VQGANRecipe(PictureRecipe):
         super().__post_init__()
         if self.crop_from is not None and self.crop_from < self.config.picture_side:
             raise UserError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
+        if self.crop_from is not None and self.crop_from % self.config.downscale:
+            raise UserError(f"crop_from={self.crop_from}: must be a multiple of {self.config.downscale}")
         if not 0 <= self.squared_weight < math.inf:
             raise UserError(f"squared_weight={self.squared_weight}: must be finite and at least 0")
         if not 0 <= self.discriminator_start <= 1:

@@ -77,6 +77,12 @@ def test_a_checkpoint_made_before_a_setting_existed_had_its_default(tmp_path):
         load_checkpoint(tmp_path, **parts(), run=now, defaults={"model": {"gated": False}})
 
 
+def test_a_checkpoint_of_another_kind_of_run_is_refused_by_what_it_lacks(tmp_path):
+    save_checkpoint(tmp_path, **parts(), progress={}, run={"pictures": 3})
+    with pytest.raises(ValueError, match="another run: its model is None"):
+        load_checkpoint(tmp_path, **parts(), run=RUN, defaults={"model": {"gated": True}})
+
+
 def test_a_checkpoint_without_gradient_scales_leaves_them_as_they_are(tmp_path):
     save_checkpoint(tmp_path, **parts(), progress={}, run=RUN)
     state = torch.load(tmp_path / NAME, weights_only=True)

@@ -1,6 +1,8 @@
 """A step may learn from a part of each sample."""
 
-from training.run.draws import crop_of_step
+import time
+
+from training.run.draws import crop_of_step, step_generator
 
 STAGES = ((3, 4, 2), (5, 6, 3))
 
@@ -22,3 +24,8 @@ def test_the_square_follows_from_seed_and_step_alone():
 def test_squares_lie_anywhere_in_the_picture():
     found = [crop_of_step(step, [(1000, 4, 2)], image_side=4, seed=0) for step in range(1, 200)]
     assert {(crop.row, crop.column) for crop in found} == {(row, column) for row in range(3) for column in range(3)}
+
+
+def test_any_seed_draws():
+    assert step_generator(time.time_ns() * 1000, 3).initial_seed() >= 0
+    assert step_generator(7, 3).initial_seed() == 7 * 1_000_003 + 3

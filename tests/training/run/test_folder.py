@@ -49,6 +49,29 @@ def test_a_run_that_never_began_leaves_no_folder(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("name", "kept"), [("pictures.npy", True), (None, False)])
+def test_who_interrupts_a_run_keeps_the_pictures_that_it_has_decoded(tmp_path, name, kept):
+    def interrupted():
+        with run_folder(tmp_path / "out"):
+            if name:
+                (tmp_path / "out" / name).touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert (tmp_path / "out").exists() == kept
+
+
+def test_what_a_killed_process_left_incomplete_is_removed(tmp_path):
+    with run_folder(tmp_path):
+        pass
+    (tmp_path / "checkpoint").mkdir()
+    leftover = tmp_path / "checkpoint" / ".state.pt.1234.tmp"
+    leftover.touch()
+    with run_folder(tmp_path):
+        assert not leftover.exists()
+
+
 def test_a_killed_process_no_longer_holds_its_folder(tmp_path):
     script = (
         "import sys, time; from pathlib import Path; from training.run.folder import run_folder\n"

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, codebook_use
 from tests.tiny import VQGAN_CONFIG
 from tests.training.picture_runs import cut_after, killed_after
@@ -46,6 +47,12 @@ def trained(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("run")
     train_vqgan(EMOJI, out, TINY, save_dtype=torch.bfloat16)
     return out
+
+
+@pytest.mark.parametrize(("side", "words"), [(8, "at least picture_side=16"), (17, "a multiple of")])
+def test_crops_need_pictures_that_the_encoder_takes_whole(side, words):
+    with pytest.raises(UserError, match=f"crop_from={side}: must be {words}"):
+        dataclasses.replace(TINY, crop_from=side)
 
 
 def test_training_lowers_the_loss_and_reports_the_psnr(trained):

@@ -213,7 +213,6 @@ class Checkpoints:
                 "sha256": {name: sha256_file(fresh / name) for name in HASHED_FILES},
             }
             write_json(fresh / META, content)
-            fresh.chmod(0o755)
             os.rename(fresh, folder)
             sync_folder(self.root)
 

@@ -16,7 +16,7 @@ from hivemind.utils import get_dht_time
 from dalle_lean.ending import EXIT_CODE
 from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
-from training.run.folder import remove_leftovers, run_folder
+from training.run.folder import run_folder
 from training.swarm.admission.service import IDENTITY, begin_admission
 from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
@@ -123,7 +123,6 @@ def take_part(
     assert found.shards is not None
     settings = found.run.settings
     with run_folder(found.folder), ExitStack() as stack:
-        remove_leftovers(found.folder)
         network.log_to(found.folder / LOG)
         found.run.write(found.folder)
         dht = network.open_dht(
