@@ -92,7 +92,7 @@ def to_dalle_pytorch(model: Dalle, generation: str = "fork", prefix: str = "") -
             published["text_emb.weight"], published["image_emb.weight"] = value.split(
                 [config.num_text_tokens, config.image_vocab_size]
             )
-        for theirs in names.get(ours, []):
+        for theirs in names[ours]:
             published[theirs] = value.reshape(1, 1, -1) if ours.endswith(".scale") else value
     return {prefix + key: value for key, value in published.items()}
 
@@ -146,3 +146,10 @@ def _check_convertible(config: DalleConfig) -> None:
         raise UserError("rotary=False: the published formats only have rotary positions")
     if config.sandwich_norm:
         raise UserError("sandwich_norm=True: the published formats do not have it")
+    if config.pixelfly_rank is not None:
+        raise UserError(f"pixelfly_rank={config.pixelfly_rank}: the published formats only have dense projections")
+    if not config.ffn_gated or config.ffn_activation != "gelu":
+        raise UserError(
+            f"ffn_activation={config.ffn_activation}, ffn_gated={config.ffn_gated}: the published formats only have "
+            "a gated gelu"
+        )

@@ -64,7 +64,7 @@ def save_model(
         guidance: the model's default classifier-free guidance; 1 is off.
         dtype: of the stored floating-point weights; None keeps the model's.
     """
-    folder = Path(folder)
+    folder = Path(folder).resolve()  # a link keeps leading to the model
     check_guidance(guidance)
     check_replaceable(folder)
     with fresh_folder(folder) as fresh:
@@ -86,7 +86,6 @@ def save_model(
             "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
         }
         write_json(fresh / "config.json", content)
-        fresh.chmod(0o755)
         replace_folder(fresh, folder)
 
 

@@ -56,7 +56,9 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
     Raises:
         ValueError: none fits; says how much the leanest needs and which batch would fit.
     """
-    plans = sorted(candidates(config), key=lambda plan: effort(config, plan, setup))
+    masters = setup.is_lamb and setup.weight_bytes < 4
+    plans = [dataclasses.replace(plan, master_weights=masters) for plan in candidates(config)]
+    plans.sort(key=lambda plan: effort(config, plan, setup))
     if setup.compute_dtype == "float16":  # its gradient scales need branches that are recomputed
         plans = [plan for plan in plans if plan.recomputes(config)]
     peaks = [cost_of(config, plan, setup).peak_bytes for plan in plans]

@@ -70,3 +70,13 @@ def test_a_layers_missing_weights_are_named_as_published():
     del published[gone]
     with pytest.raises(ValueError, match=re.escape(f"{gone} is missing")):
         from_dalle_pytorch(published, golden.config(NAME))
+
+
+@pytest.mark.parametrize(
+    "field", [{"pixelfly_rank": 4, "pixelfly_block_size": 4}, {"ffn_gated": False}, {"ffn_activation": "silu"}]
+)
+def test_what_the_published_formats_cannot_hold_is_refused(field):
+    shape = {"text_vocab_size": 16, "image_vocab_size": 16, "text_len": 4, "image_side": 4, "num_layers": 2}
+    config = DalleConfig(**shape, hidden_size=32, num_heads=2, head_size=16, **field)
+    with pytest.raises(ValueError, match=f"{next(iter(field))}=.*the published formats only have"):
+        to_dalle_pytorch(Dalle(config))

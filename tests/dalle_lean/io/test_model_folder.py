@@ -312,3 +312,15 @@ def test_a_folder_that_is_not_there_is_said_before_the_failure_to_download(monke
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     with pytest.raises(UserError, match=r"^there is no folder runs/none, and no model .* from the hub: Got: ConnectEr"):
         find_model("runs/none")
+
+
+def test_a_link_keeps_leading_to_the_model(folder, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(folder)
+    for _ in range(2):
+        save_model(Dalle(CONFIG), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    save_model(Dalle(CONFIG), ".")
+    assert (tmp_path / "here" / "config.json").is_file()

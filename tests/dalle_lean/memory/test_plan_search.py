@@ -53,6 +53,13 @@ def test_with_all_the_memory_everything_is_kept_and_nothing_offloaded():
     assert plan == MemoryPlan(activations="keep", loss_tokens=None, offload_optimizer=False)
 
 
+def test_bfloat16_weights_have_their_float32_copies_in_every_plan():
+    setup = TrainingSetup.of_precision("bf16-weights", batch=1)
+    leanest = [dataclasses.replace(plan, master_weights=True) for plan in candidates(TWO_STREAMS)]
+    tight = min(cost_of(TWO_STREAMS, plan, setup).peak_bytes for plan in leanest)
+    assert all(fastest_plan(TWO_STREAMS, setup, budget).master_weights for budget in (1e12, tight))
+
+
 def test_where_nothing_fits_the_error_tells_the_least_and_a_batch_that_would():
     setup = TrainingSetup(batch=64, compute_dtype="bfloat16")
     least = peaks(DalleConfig.paper(), setup)[0]
