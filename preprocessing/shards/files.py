@@ -21,10 +21,17 @@ from dalle_lean.io.files import atomic_write, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_CHARACTERS
-from preprocessing.shards.manifest import Counts, DatasetInfo, Shard, parse_manifest, read_dataset_info
+from preprocessing.shards.manifest import (
+    MOST_MANIFEST_BYTES,
+    Counts,
+    DatasetInfo,
+    Shard,
+    parse_manifest,
+    read_dataset_info,
+)
 
 # Training uses no other module of this package.
-__all__ = ["Counts", "DatasetInfo", "parse_manifest", "read_dataset_info"]
+__all__ = ["MOST_MANIFEST_BYTES", "Counts", "DatasetInfo", "parse_manifest", "read_dataset_info"]
 
 COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
 BROTLI_LEVEL = 11  # the highest: a shard is written once and read often
