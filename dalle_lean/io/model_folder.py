@@ -172,8 +172,7 @@ def pack_model(
 def check_parts(folder: str | Path) -> dict[str, Any]:
     """The content of config.json; ValueError unless every part has a possible size and the recorded SHA-256."""
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a model folder: it has no config.json")
+    check_has_config(folder)
     content = read_json(folder / "config.json")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{folder}/config.json is not of the format {FORMAT}")
@@ -202,6 +201,11 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
         if sha256_file(folder / name) != parts[name]:
             raise UserError(f"{folder}: {name} is not the file this model was saved with; get a complete copy")
     return content
+
+
+def check_has_config(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a model folder: it has no config.json")
 
 
 def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None:
@@ -240,6 +244,7 @@ def find_model(name: str | None = None) -> Path:
     if not name:
         return bundled_model()
     if Path(name).is_dir():
+        check_has_config(Path(name))  # before a page or a drawing loads what it needs
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image, ImageDraw
 
+from preprocessing.encoding.worker_protocol import from_bytes, to_bytes
 from tests.tiny import tiny_vqgan
 
 COLOURS = ("red", "green", "blue", "orange", "purple", "black")
@@ -18,6 +20,22 @@ EMOJI = Path(__file__).parents[1] / "data" / "emoji"
 def _one_decoder(monkeypatch):
     """Runs that choose no number of decoding processes start one, since each takes as long as all of a small run."""
     monkeypatch.setattr("preprocessing.encoding.encode.MAX_WORKERS", 1)
+
+
+class DecoderHere:
+    """A worker that decodes in this process, through the same protocol: starting one takes longer than a small run."""
+
+    def __init__(self, decoding, memory_bytes, cpu_limit_s):
+        self.decoding, self.process = decoding, SimpleNamespace(kill=lambda: None)
+
+    def decode(self, samples):
+        for sample in samples:
+            yield from_bytes(to_bytes(self.decoding(sample)), sample, self.decoding)
+
+
+@pytest.fixture
+def decode_here(monkeypatch):
+    monkeypatch.setattr("preprocessing.encoding.decode_pool.DecodeWorker", DecoderHere)
 
 
 @pytest.fixture(scope="session")

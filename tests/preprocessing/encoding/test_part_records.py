@@ -15,6 +15,8 @@ from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.sources import open_source
 from tests.preprocessing.runs import Stop, contents
 
+pytestmark = pytest.mark.usefixtures("decode_here")
+
 
 def test_parts_of_which_nothing_can_be_read_are_counted_as_their_own(discs, vqgan, tmp_path):
     """A part that was killed, or is another machine's, must not take the counts of the next with it."""

@@ -7,6 +7,8 @@ from preprocessing.sources import open_source
 from preprocessing.sources.folder import ListedFolder
 from tests.preprocessing.runs import Stop, contents
 
+pytestmark = pytest.mark.usefixtures("decode_here")
+
 
 class SometimesAway(ListedFolder):
     """A storage that fails in the middle of part 1."""

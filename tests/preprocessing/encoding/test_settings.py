@@ -10,6 +10,8 @@ from preprocessing.sources import open_source
 from preprocessing.sources.tar import TarShards
 from tests.preprocessing.runs import Stop, add_lines, contents, run_command
 
+pytestmark = pytest.mark.usefixtures("decode_here")
+
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_settings_in_the_same_folder_are_refused(discs, vqgan, tmp_path, finished):

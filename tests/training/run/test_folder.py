@@ -65,11 +65,12 @@ def test_who_interrupts_a_run_keeps_the_pictures_that_it_has_decoded(tmp_path, n
 def test_what_a_killed_process_left_incomplete_is_removed(tmp_path):
     with run_folder(tmp_path):
         pass
-    (tmp_path / "checkpoint").mkdir()
-    leftover = tmp_path / "checkpoint" / ".state.pt.1234.tmp"
-    leftover.touch()
+    for folder in ("checkpoint", ".model.abc.tmp"):
+        (tmp_path / folder).mkdir()
+    for name in ("checkpoint/.state.pt.abc.tmp", ".model.abc.tmp/model.safetensors"):
+        (tmp_path / name).touch()
     with run_folder(tmp_path):
-        assert not leftover.exists()
+        assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")]
 
 
 def test_a_killed_process_no_longer_holds_its_folder(tmp_path):

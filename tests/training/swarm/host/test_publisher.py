@@ -129,11 +129,20 @@ class Publisher:
         kill_family(self.process)
 
 
-def test_checkpoints_go_to_a_storage_that_fails_once_in_between(checkpoints, storage, tmp_path):
-    with Publisher(checkpoints.run_dir, storage) as publisher:
-        save(checkpoints, 10, 4.5)
+def test_a_publisher_that_is_killed_and_whose_storage_fails_for_a_while_continues(run, settings, storage, tmp_path):
+    tiny_vqgan().save(tmp_path / "vqgan")
+    checkpoints = Checkpoints(run, settings, HostConfig(ports={}, vqgan=str(tmp_path / "vqgan")), pytest.fail)
+    save(checkpoints, 10, 4.5)
+    with Publisher(run, storage) as killed, storage.held("vqgan/model.safetensors") as is_held:
+        killed.begin()
+        until("the second file of weights", is_held)
+        kill_family(killed.process)
+    before = storage.weight_files()
+    with Publisher(run, storage) as publisher:
         assert publisher.publish() == (True, [])
-        assert "| step | 10 |" in card(storage.fetch(tmp_path / "one"))
+        assert storage.weight_files() == before + 1
+        check_parts(storage.fetch(tmp_path / "one"))
+        assert "| step | 10 |" in card(tmp_path / "one")
         save(checkpoints, 20)
         with storage.away():
             done, [line] = publisher.publish()
@@ -145,21 +154,5 @@ def test_checkpoints_go_to_a_storage_that_fails_once_in_between(checkpoints, sto
     fetched = storage.fetch(tmp_path / "two")
     assert "| step | 20 |" in card(fetched)
     assert set(load_model(fetched).norm.weight.tolist()) == {20.0}
-    assert storage.weight_files() == 2
+    assert storage.weight_files() == before + 2
     assert storage.secret not in "".join(publisher.said)
-
-
-def test_a_publisher_that_is_killed_continues(run, settings, storage, tmp_path):
-    tiny_vqgan().save(tmp_path / "vqgan")
-    checkpoints = Checkpoints(run, settings, HostConfig(ports={}, vqgan=str(tmp_path / "vqgan")), pytest.fail)
-    save(checkpoints, 10)
-    with Publisher(run, storage) as killed, storage.held("vqgan/model.safetensors") as is_held:
-        killed.begin()
-        until("the second file of weights", is_held)
-        kill_family(killed.process)
-    before = storage.weight_files()
-    with Publisher(run, storage) as publisher:
-        assert publisher.publish() == (True, [])
-    assert storage.weight_files() == before + 1
-    check_parts(storage.fetch(tmp_path / "copy"))
-    assert "| step | 10 |" in card(tmp_path / "copy")

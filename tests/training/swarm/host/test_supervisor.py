@@ -141,7 +141,7 @@ def test_a_peer_that_still_starts_is_not_waited_for(supervisor):
 
 def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
     monkeypatch.setattr(host, "SILENT_WAIT_S", 0.2)
-    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
+    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(7)))"
     process = run_as(supervisor, "donor-0", saves)
     supervisor.stop()
     assert process.returncode == 7

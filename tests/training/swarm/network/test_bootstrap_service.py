@@ -170,7 +170,7 @@ def often(monkeypatch):
 def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, newcomer, address):
     before = settings[1]
     watch = RunWatch(newcomer, before, [address])
-    time.sleep(1)
+    time.sleep(0.5)
     assert watch.moved is None
     after = dataclasses.replace(before, swarm=dataclasses.replace(before.swarm, name="offered-back1"))
     write_settings(run / "swarm.toml", after)
@@ -211,7 +211,7 @@ def test_strangers_who_wait_for_a_dial_hold_no_memory_and_not_for_long(run, monk
 @pytest.mark.usefixtures("often")
 def test_a_helper_that_is_away_for_a_while_is_asked_again(helper, newcomer, address, settings):
     watch = RunWatch(newcomer, settings[1], [address])
-    time.sleep(1)
+    time.sleep(0.5)
     assert watch.thread.is_alive()
     assert watch.moved is None
     watch.close()

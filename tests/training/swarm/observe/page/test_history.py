@@ -1,6 +1,7 @@
 """The history of a run."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from training.swarm.observe.page.history import COLUMNS, MOST_POINTS, History
 
 def look(history, steps, run_id="run-1", **fields):
     for step in steps:
-        history.add(overview(record(step=step, **fields)), run_id, now=float(step))
+        history.add(replace(overview(record(**fields)), step=step), run_id, now=float(step))
 
 
 def test_a_long_run_is_thinned_evenly_and_has_its_first_and_its_latest_step(tmp_path):
