@@ -2,6 +2,8 @@ PYTHON ?= python3
 # The active environment, a virtual one or conda's (but not conda's base), or else .venv.
 ENVIRONMENT := $(or $(VIRTUAL_ENV),$(if $(filter-out base,$(CONDA_DEFAULT_ENV)),$(CONDA_PREFIX)),.venv)
 BIN := $(ENVIRONMENT)/bin
+# Compiled modules are kept whatever the caller's environment says: tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo test test-browser test-all lint format bench gpu-check constraints data bundled-model evaluate
 

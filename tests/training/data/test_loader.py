@@ -1,4 +1,3 @@
-import shutil
 from dataclasses import replace
 from itertools import islice, takewhile
 
@@ -9,12 +8,11 @@ import pytest
 import torch
 
 from dalle_lean.tokenizer import Tokenizer
-from tests.preprocessing.shard_folders import PACKED_SHARD, stored_rows
+from tests.preprocessing.shard_folders import stored_rows
 from tests.training.conftest import write_shards
 from training.data.catalog import find_shards
 from training.data.heldout import is_heldout
 from training.data.loader import TrainingData, collate
-from training.data.reader import whole_shard
 from training.data.sampler import Position
 from training.run.recipe import DataRecipe
 
@@ -186,14 +184,6 @@ def test_a_damaged_shard_is_named_passed_over_and_counted_and_the_others_are_who
     assert any("shard-00003.parquet is damaged" in line and "skipped" in line for line in noticed)
     positions = (position for _, position in spoilt.windows())
     assert next(position.skipped for position in positions if position.epoch == 2) == 4
-
-
-def test_a_shard_of_the_packed_layout_is_named_and_passed_over(tmp_path, noticed):
-    folder = write_shards(tmp_path / "data", 24, shard_rows=8)
-    shutil.copy(PACKED_SHARD, folder / "shard-00001.parquet")
-    shards = find_shards(folder, on_notice=noticed.append)
-    assert not list(whole_shard(shards, 1))
-    assert "shard-00001.parquet is of the packed layout, which this version no longer reads" in noticed[0]
 
 
 def test_a_shard_with_other_rows_than_its_data_set_says_is_damaged(tmp_path, noticed):

@@ -138,16 +138,17 @@ def test_a_stranger_is_refused_by_every_call_of_the_dht(network, stranger, name)
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stranger_is_refused_by_every_call_of_an_averager(network, averager, name):
     stranger = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, must_bootstrap=False)
-    before = averager.gate.refused
+    before, answer, calls = averager.gate.refused, b"", 0
     try:
         handle = f"run_grad::DecentralizedAverager.{name}"
         sent = partial(call, peer=averager.peer_id, handle=handle, content=protobuf(STREAMS[name]), is_stream=True)
-        answer = run_in_node(stranger, sent)
+        while not answer and calls < 3:  # libp2p's daemon may close a refused stream before it has passed on the answer
+            answer, calls = run_in_node(stranger, sent), calls + 1
     finally:
         stranger.shutdown()
     assert answer.endswith(b"this machine has no pass for this run; join it by its address")
     assert len(answer) < 1000  # the averager's own pass, and the refusal
-    assert averager.gate.refused == before + 1
+    assert averager.gate.refused == before + calls
 
 
 @pytest.mark.parametrize("case", ["ended", "copied", "of another run"])
