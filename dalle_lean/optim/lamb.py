@@ -38,6 +38,16 @@ def has_numba() -> bool:
     return True
 
 
+@cache
+def keep_compiler_out() -> None:
+    """Let torch's optimizers run without torch's compiler, which they import, for over a second, when first used: only
+    to exempt their methods from compilation. Here nothing that calls them is compiled."""
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if method is not None:
+            setattr(method, "__dynamo_disable", method)
+
+
 class Lamb(torch.optim.Optimizer):
     """LAMB: each tensor moves by `lr` times its own norm, in the direction of Adam with weight decay.
 
@@ -83,6 +93,7 @@ class Lamb(torch.optim.Optimizer):
     ):
         if fused:
             require("numba", "training")
+        keep_compiler_out()
         self.offload = offload
         self.master_weights = master_weights
         self.fused = fused

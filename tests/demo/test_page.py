@@ -136,7 +136,10 @@ def test_no_free_port_is_one_line_and_exit_code_2(model_folder, taken_port, caps
     assert said == (f"error: cannot listen on 127.0.0.1: port {taken_port} is taken; choose another with --port")
 
 
-@pytest.mark.parametrize("command", [["demo", "--device", "cpu", "--model"], ["calculator", "--page", "paper"]])
+@pytest.mark.parametrize(
+    "command",
+    [["demo", "--device", "cpu", "--model"], pytest.param(["calculator", "--page", "paper"], marks=pytest.mark.slow)],
+)
 def test_ctrl_c_ends_a_page_as_it_ends_every_command(command, model_folder):
     folder = [str(model_folder)] if command[-1] == "--model" else []
     port = ["--port", str(own_port(18960))]

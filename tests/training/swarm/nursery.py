@@ -29,8 +29,6 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import torch._dynamo
-
     from tests.training.swarm import member
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # slow, so before joining
 
 from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.tokenizer import Tokenizer

@@ -9,6 +9,7 @@ The shared weights are hivemind's offloaded copies; the model's own parameters h
 the model gets the shared weights only after a step of the swarm or a download.
 """
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ class OuterSGD(CheckedStep, torch.optim.SGD):
     """One step along the averaged pseudo-gradient."""
 
     def __init__(self, groups: Any, *, lr: float, momentum: float):
+        importlib.import_module("torch._dynamo")  # SGD would at its first step, and the peer would miss its round
         # Weight decay belongs to the inner optimizer.
         groups = [{**group, "weight_decay": 0.0} for group in groups]
         super().__init__(groups, lr=lr, momentum=momentum, nesterov=momentum > 0)

@@ -6,7 +6,6 @@ from collections import Counter, deque
 from typing import Any
 
 import hivemind
-import torch._dynamo  # noqa: F401 (at the first step, this import would make a peer miss its round)
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
