@@ -17,7 +17,6 @@ from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.draw.fonts import lettering, wrapped, wrapped_within
-from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_bytes, write_json
 from inference.request import Picture
 
@@ -65,14 +64,12 @@ def write_gallery(
 
 
 def pictures_of(folder: Path) -> set[str]:
-    """The numbered PNGs that a gallery's results.json names; none if there is no gallery yet."""
+    """The numbered PNGs that a gallery's results.json names; none if there is no gallery yet. UserError if that file is
+    no JSON."""
     path = folder / "results.json"
     if not path.is_file():
         return set()
-    try:
-        content = read_json(path)
-    except UserError:  # another program's
-        return set()
+    content = read_json(path)
     pictures = content.get("pictures") if isinstance(content, dict) else None
     if not isinstance(pictures, list):
         return set()

@@ -62,7 +62,7 @@ def fresh_folder(place: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
     prefix = f".{place.name}.{os.getpid()}-{host_name()}."
     fresh = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=place.parent))
-    fresh.chmod(0o755)  # mkdtemp's are for their owner only
+    fresh.chmod(0o755)  # mkdtemp makes folders that only their owner can read
     try:
         yield fresh
     finally:

@@ -9,7 +9,7 @@ import typer
 
 from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, say, waiting_told, warn
+from dalle_lean.terminal import say, waiting_told, warn
 from dalle_lean.words import counted
 
 
@@ -34,7 +34,7 @@ def serve(
         int | None,
         typer.Option(help="Pictures that a replica draws at once. [default: 128 on a GPU, else 32]", min=1),
     ] = None,
-    device: Device = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; the replicas share all GPUs.")] = "auto",
 ) -> None:
     """Draw for pages and programs with several replicas until Ctrl+C or SIGTERM; SIGHUP reloads MODEL."""
     from dalle_lean.io.model_folder import check_parts, find_model

@@ -82,10 +82,12 @@ def generate(
     check_output_folder(out)
     picture = None if start is None else open_start(start)
     say("loading the model ...")
-    from inference.gallery import prompt_folder, write_gallery
+    from inference.gallery import pictures_of, prompt_folder, write_gallery
     from inference.generator import Generator
     from inference.ranking import all_alike
 
+    for index in range(len(prompts)):
+        pictures_of(prompt_folder(out, prompts, index))  # fail here, not after drawing
     generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
     if guidance is None:
         settings = replace(settings, guidance=generator.guidance)

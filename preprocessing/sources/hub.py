@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import zipfile
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -137,14 +139,29 @@ def undecoded(dataset: Any, columns: Columns) -> Any:
 
 
 def with_picture(row: Mapping[str, Any], column: str, files: Collection[str]) -> Mapping[str, Any]:
-    """The row with its picture's bytes, where the row names one of the data set's own `files`, or a file in one of its
-    archives. Any other path is left alone: a table could name files of this machine."""
+    """The row with its picture's bytes, where the row names one of the data set's own `files`, or a file in one of them
+    that is a zip archive. Any other path is left alone: a table could name files of this machine. So is a row whose
+    picture is not there or damaged."""
     picture = row.get(column)
     path = picture.get("path") if isinstance(picture, Mapping) and picture.get("bytes") is None else None
-    if not isinstance(path, str) or path.rpartition("::")[2] not in files:
+    member, _, name = str(path).rpartition("::")
+    if name not in files or (member and not member.startswith("zip://")):
         return row
-    with require("fsspec", extra="preprocessing").open(path, "rb") as file:
-        return {**row, column: file.read(MAX_PICTURE_BYTES + 1)}
+    try:
+        with archive(name).open(member.removeprefix("zip://")) if member else opened(name) as file:
+            return {**row, column: file.read(MAX_PICTURE_BYTES + 1)}
+    except (FileNotFoundError, KeyError, zipfile.BadZipFile, zlib.error):
+        return row
+
+
+def opened(name: str) -> Any:
+    return require("fsspec", extra="preprocessing").open(name, "rb").open()
+
+
+@lru_cache(maxsize=2)
+def archive(name: str) -> zipfile.ZipFile:
+    """An open archive, whose directory is read only once."""
+    return zipfile.ZipFile(opened(name))
 
 
 def read_rows(

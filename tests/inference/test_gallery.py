@@ -84,10 +84,11 @@ def test_bytes_of_a_prompt_that_are_not_utf8_are_replaced(model_folder, tmp_path
     assert json.loads((tmp_path / "results.json").read_text())["prompt"] == "caf?"
 
 
-def test_pictures_are_written_beside_another_programs_results(model_folder, tmp_path):
+def test_another_programs_results_are_left_alone_before_anything_is_drawn(model_folder, tmp_path, capsys):
     (tmp_path / "results.json").write_text("one\ntwo\n")
-    assert run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 0
-    assert json.loads((tmp_path / "results.json").read_text())["prompt"] == "a red heart"
+    assert run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 2
+    assert "drawing" not in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
 @pytest.mark.parametrize(

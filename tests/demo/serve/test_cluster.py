@@ -58,6 +58,18 @@ def test_the_replicas_of_a_machine_take_its_gpus_in_turn(monkeypatch):
     assert taken == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
 
 
+def test_a_replica_sees_all_gpus_and_asks_for_half_of_its_share(monkeypatch, tmp_path):
+    options = {}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8, "GPU": 4})
+    deployment = SimpleNamespace(bind=lambda *where: where)
+    monkeypatch.setattr(serve, "deployment", lambda _, **given: options.update(given) or deployment)
+    engine = cluster.RunningEngine(cluster.EngineSettings(replicas=4))
+    assert engine.drawers(tmp_path, "a" * 64)[2] == "cuda"
+    asked = options["ray_actor_options"]
+    assert asked["num_gpus"] == 0.5
+    assert asked["runtime_env"] == {"env_vars": {cluster.SEE_ALL_GPUS: "1"}}
+
+
 def test_one_upload_is_read_three_wait_and_the_next_is_turned_away(monkeypatch):
     async def wait(*given):
         await asyncio.Event().wait()

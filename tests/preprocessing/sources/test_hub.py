@@ -74,11 +74,26 @@ def test_loose_pictures_are_read_by_the_paths_that_the_data_set_has_for_them(row
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/hostname", "hf://datasets/other/secret/a.jpg", "zip://a.jpg::/tmp/a.zip", 3, None]
+    "path",
+    [
+        *("/etc/hostname", "hf://datasets/other/secret/a.jpg", "zip://a.jpg::/tmp/a.zip", 3, None),
+        *("/etc/hostname::/data/a.jpg", "file:///etc/hostname::/data/a.jpg", "http://10.0.0.1/::/data/a.jpg"),
+    ],
 )
 def test_a_path_that_is_not_the_data_sets_own_is_not_opened(path):
     row = {"image": {"bytes": None, "path": path}, "text": "a cat"}
     assert with_picture(row, "image", {"/data/a.jpg"}) is row
+
+
+@pytest.mark.parametrize("member", ["", "zip://a.jpg::", "zip://b.jpg::"])
+def test_a_picture_that_is_not_there_or_damaged_costs_its_row_alone(tmp_path, member):
+    path = tmp_path / "a.zip"
+    if member:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.jpg", bytes(1000))
+        path.write_bytes(path.read_bytes().replace(b"PK\1\2", b"PK\1\3") if "a.jpg" in member else path.read_bytes())
+    row = {"image": {"bytes": None, "path": f"{member}{path}"}, "text": "a cat"}
+    assert with_picture(row, "image", {str(path)}) is row
 
 
 def test_a_data_set_that_is_a_program_is_a_mistake(monkeypatch):

@@ -13,7 +13,7 @@ from training.swarm.admission.bans import WatchedFile
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import Forged, SigningKey
 from training.swarm.admission.limits import Buckets
-from training.swarm.admission.passes import HELPER, TRAINER, VALIDITY_S, Invite, Pass, Refused, decoded
+from training.swarm.admission.passes import HELPER, MAX_SPONSORS, TRAINER, VALIDITY_S, Invite, Pass, Refused, decoded
 from training.swarm.config import ADMISSIONS
 
 OPEN, INVITE, LIST = ADMISSIONS
@@ -106,7 +106,7 @@ class PassIssuer:
             current = self.gate.verify(asked.peer, decoded(asked.current)) if asked.current else None
         except (Forged, Refused):
             return None
-        if current is None or current.ends + MAX_ABSENCE_S < time.time():
+        if current is None or current.ends + MAX_ABSENCE_S < time.time() or len(current.sponsors) > MAX_SPONSORS:
             return None
         if self.policy == LIST and not current.invite and not self.is_listed(asked.peer):
             return None

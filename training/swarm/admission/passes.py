@@ -15,7 +15,7 @@ from training.swarm.admission.keys import Forged, SigningKey, read_signed, read_
 TRAINER, HELPER, DONOR = ROLES = ("trainer", "helper", "donor")
 MAX_PASS_BYTES = 2048
 MAX_CODE_CHARACTERS = 1024
-MAX_SPONSORS = 8  # of a pass, the first ones
+MAX_SPONSORS = 16  # of a pass that is renewed; with more, its holder is a newcomer again
 PASS_S = 24 * 3600.0
 HELPER_PASS_S = 14 * 24 * 3600.0  # longer: only the host renews it, and the host may be offline
 VALIDITY_S = {TRAINER: PASS_S, HELPER: HELPER_PASS_S, DONOR: HELPER_PASS_S}
@@ -60,7 +60,7 @@ class Pass:
         invite: id of the invitation that it was issued for; empty without one.
         key: a helper's public key, which signs the passes of trainers.
         issuer: the peer id of the helper that signed it; empty if the run's key did.
-        sponsors: peer ids and invitations of the helpers that signed it or an earlier pass that it renews. A ban of one
+        sponsors: peer ids and invitations of the helpers that signed it or an earlier pass of its holder. A ban of one
             of them bans the holder.
     """
 
@@ -103,7 +103,7 @@ class Pass:
         if signer.role != HELPER or given.role != TRAINER or given.issuer != signer.peer or given.ends > signer.ends:
             raise Forged("a helper admits trainers only, and for no longer than itself")
         sponsors = dict.fromkeys((*given.sponsors, signer.peer, signer.invite))
-        return replace(given, sponsors=tuple(filter(None, sponsors))[:MAX_SPONSORS])
+        return replace(given, sponsors=tuple(filter(None, sponsors)))
 
     def signed(self, key: SigningKey, helper: bytes = b"") -> bytes:
         """The signed statement; `helper` is the pass of the helper whose key signs, empty for the run's key."""

@@ -164,8 +164,8 @@ def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Applic
                 return
         except (Unanswered, Forged):
             continue
-        if isinstance(answer, dict):
-            refusal = refusal or Refused(str(answer.get("refused")), asked.peer)
+        if isinstance(answer, dict) and (refusal is None or refusal.reason == "host only"):
+            refusal = Refused(str(answer.get("refused")), asked.peer)
     own = gate.own_pass()
     has_pass = own is not None and own.ends >= time.time()
     # A helper elsewhere answers "host only" while the host, which could renew the pass, is offline.

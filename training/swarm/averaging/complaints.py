@@ -67,6 +67,8 @@ class Complaints:
     def round_over(self, group: bytes, members: Sequence[PeerID], receipts: Receipts) -> None:
         """Called after a round; exchanges records in the background when due."""
         self.enough = max(LEAST_COMPLAINTS, len(members) // 2 + 1)
+        for peer in members:
+            self.met.pop(peer, None)
         self.met = dict(list((self.met | dict.fromkeys(members)).items())[-MAX_MET:])
         if receipts:
             self.receipts[group] = receipts
@@ -149,19 +151,20 @@ class Complaints:
             peer = contradiction(other, receipt)
             if peer is not None and peer not in self.proven and self.accepts(accuser, peer):
                 self.proven.add(peer)
-                self.shown = [other, receipt]
+                if peer in self.met:  # only these are passed on: readers take one proof against others from each peer
+                    self.shown = [other, receipt]
                 self.unreliable.update([], [peer])
                 logging.getLogger("hivemind").warning(f"{peer} signed two averages of one part: it is excluded")
                 if self.gate is not None:
-                    write_evidence(self.gate.bans_file.path.parent / EVIDENCE, peer, self.shown)
+                    write_evidence(self.gate.bans_file.path.parent / EVIDENCE, peer, [other, receipt])
         banned = frozenset() if self.gate is None else self.gate.current_bans().banned
         if len(self.shown) < 2 or str(owner_peer(self.shown[0].owner)) in banned:
             disputed = [receipt for said in records.values() for receipt in self.disputed_by(said)]
             self.shown = [random.choice(disputed)] if disputed else []
 
     def accepts(self, accuser: PeerID, accused: PeerID) -> bool:
-        """Whether there is room for one more proof. Keys are free: who makes some up and proves that they lied must not
-        fill it, so a peer that this one never met is proven by an admitted peer only, and by each only once."""
+        """Whether there is room for one more proof. Keys are free: a peer that makes up keys and proves that they lied
+        must not fill it. So against a peer that this one never met, each admitted peer's first proof alone counts."""
         if len(self.proven) >= MAX_PROVEN:
             return False
         if accused not in self.met:

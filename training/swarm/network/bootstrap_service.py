@@ -34,7 +34,7 @@ PUBLIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
 MAX_DIALS = 8  # at the same time; more wait
-MAX_DIAL_REQUEST_BYTES = 64  # of those that wait
+MAX_DIAL_REQUEST_BYTES = 64  # so that those that wait hold little memory
 
 T = TypeVar("T")
 

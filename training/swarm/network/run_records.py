@@ -60,7 +60,7 @@ class RoomForOwners(RecordValidatorBase):
     """
 
     priority = 5
-    """Runs after the validator of signatures: who cannot sign for an owner takes up no room."""
+    """Runs after the validator of signatures: a peer that cannot sign for an owner takes up no room."""
 
     def __init__(self, host: Collection[PeerID] = ()):
         self.host = set(host)

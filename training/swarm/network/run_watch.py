@@ -45,7 +45,7 @@ class RunWatch:
 
 
 def is_behind(current: SwarmSettings, known: SwarmSettings) -> bool:
-    """Whether a helper still serves a run's settings of before a rollback, as one elsewhere does until it restarts."""
+    """Whether these are the settings from before a rollback, which a helper elsewhere serves until it restarts."""
     return not current.differences(known) and current.swarm.rollbacks < known.swarm.rollbacks
 
 

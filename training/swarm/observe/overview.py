@@ -13,7 +13,7 @@ from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerRecords
 
 PACE_STEPS = 20
-MIN_PACE = 1e-9  # steps per second from which on the time left is told
+MIN_PACE = 1e-9  # steps per second; below it no time left is given
 COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")  # counters of a PeerRecord
 MAX_FAULTS_PER_STEP = 10  # of each counter of a peer, so that no lie drowns what others report
 
@@ -77,8 +77,8 @@ def summarize(
 
     Step and loss are medians over the trainers, so a minority cannot change them by false claims. Once helpers have
     averaged gradients of some trainers present, only those count, since identities are free, and each as much as the
-    samples averaged: who did less than half of the work cannot change them. Before, the step follows the donors' at
-    most. Nor can a lie fill the counters.
+    samples averaged: who did less than half of the work cannot change them. Until then the step is at most one past
+    the donors'. Nor can a lie fill the counters.
     """
     by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
     averaged = [peer for peer in by_peer if peer in credits]

@@ -215,6 +215,13 @@ def test_a_request_with_a_senseless_field_is_refused(fields):
         Application.parse(json.dumps({"peer": ANNA, **fields}).encode())
 
 
+def test_what_the_host_says_counts_more_than_that_another_helper_cannot_reach_it(helpers_issuer, monkeypatch):
+    refusals = iter(["host only", "banned"])
+    monkeypatch.setattr(service, "call", lambda *_, **options: {"refused": next(refusals)})
+    with pytest.raises(Refused, match="the host has banned this machine"):
+        service.apply(None, ["another helper", "host"], helpers_issuer().gate, Application(peer=HELP))
+
+
 @pytest.mark.parametrize(("lasts_s", "starts"), [(3600, True), (-1, False)])
 def test_a_helper_elsewhere_starts_with_its_own_pass_while_the_host_is_offline(
     helpers_issuer, monkeypatch, lasts_s, starts

@@ -141,6 +141,7 @@ def receipt(node, digest, group=b"group"):
 
 
 def given(member, reducer, digest):
+    member.met[reducer.peer_id] = None
     member.receipts[b"group"] = {reducer.peer_id: receipt(reducer, digest * 32)}
     return member
 
@@ -193,6 +194,27 @@ def test_a_peer_that_makes_up_liars_fills_no_room(run, admitted, proofs):
         asyncio.run(accuser.publish())
         asyncio.run(listener.exchange())
     assert len(listener.proven) == proofs
+
+
+def test_made_up_liars_are_not_passed_on(run):
+    accuser, listener, other = (run.member(name) for name in ("accuser", "listener", "other"))
+    for one in (listener, other):
+        lying(run, accuser)
+        asyncio.run(accuser.publish())
+        asyncio.run(one.exchange())
+    asyncio.run(listener.exchange())
+    assert [len(one.proven) for one in (listener, other)] == [1, 1]
+    assert listener.shown == other.shown == []
+
+
+def test_those_met_last_are_remembered(run, monkeypatch):
+    monkeypatch.setattr(module, "MAX_MET", 3)
+    listener = run.member("listener")
+    listener.due_s = float("inf")
+    partner, *passing = (PeerID(bytes([n]) * 34) for n in range(6))
+    for peer in passing:
+        listener.round_over(b"group", [partner, peer], {})
+    assert list(listener.met) == [passing[-2], partner, passing[-1]]
 
 
 def test_any_number_of_lies_by_those_it_met_is_proven(run):

@@ -25,7 +25,7 @@ from training.swarm.network.bootstrap_service import (
     remote_time,
 )
 from training.swarm.network.dht import open_dht
-from training.swarm.network.run_watch import RunWatch
+from training.swarm.network.run_watch import RunWatch, is_behind
 
 pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
@@ -191,6 +191,8 @@ def test_settings_of_before_a_rollback_which_a_helper_elsewhere_still_serves_are
     time.sleep(0.5)
     assert watch.moved is None
     watch.close()
+    assert is_behind(before, after)
+    assert not is_behind(after, before)
 
 
 def test_strangers_who_wait_for_a_dial_hold_no_memory_and_not_for_long(run, monkeypatch):
