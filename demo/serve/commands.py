@@ -1,5 +1,6 @@
 """The command `dalle-lean serve`."""
 
+import os
 import signal
 import threading
 from contextlib import ExitStack
@@ -56,7 +57,8 @@ def serve(
         with ExitStack() as stack:
             with waiting_told() as wait_for:
                 engine = stack.enter_context(engine_running(folder, settings, wait_for))
-            say(f"the engine is at http://{host}:{port}, its metrics are on port {metrics_port} (Ctrl+C ends it)")
+            metrics = "" if "RAY_ADDRESS" in os.environ else f", its metrics are on port {metrics_port}"
+            say(f"the engine is at http://{host}:{port}{metrics} (Ctrl+C ends it)")
             while True:
                 # With a timeout, so that signals are handled.
                 if not reload.wait(1.0):
