@@ -28,7 +28,7 @@ def taught(tmp_path_factory):
     home = tmp_path_factory.mktemp("teach")
     vqgan = "--steps 4 --batch-size 8 --picture-side 32 --codebook-size 64 --channels 32 --code-width 8 --z-channels 8"
     model = home / "models" / "emoji"
-    mine, train = home / "mine", home / "data" / "emoji" / "train"
+    mine, train = home / "mine", home / "data" / "emoji-fillers" / "train"
     mine.mkdir()
     train.mkdir(parents=True)
     lines = [json.loads(line) for line in (EMOJI / "metadata.jsonl").read_text().splitlines()]

@@ -88,7 +88,6 @@ def monitor(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
     from training.run.folder import run_folder
-    from training.swarm.host.checkpoints import first_name
     from training.swarm.network.dht import prepare_process
     from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
     from training.swarm.observe.monitor import Monitor, Outputs
@@ -102,7 +101,7 @@ def monitor(
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
         watcher = stack.enter_context(closing(Monitor(source, warn, run_dir, on_connect=tell)))
-        run = first_name(watcher.settings.swarm.name)  # a rollback renames the run
+        run = watcher.settings.swarm.first_name  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))
         watcher.enter(out, code or "")

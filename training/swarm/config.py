@@ -88,6 +88,11 @@ class SwarmSection:
         return " ".join([*addresses, *data])
 
     @property
+    def first_name(self) -> str:
+        """The run's name before any rollback."""
+        return re.sub(r"-back[0-9]+$", "", self.name)
+
+    @property
     def rollbacks(self) -> int:
         """How often the run was rolled back, from its name: emoji, emoji-back1, emoji-back2, ..."""
         match = re.search(r"-back([0-9]+)$", self.name)

@@ -82,6 +82,7 @@ class Checkpointer:
         self.loss_guard = LossGuard()
         self.go_back_to: int | None = None
         """The step of the checkpoint to roll back to, once the held-out loss has risen too far."""
+        self.is_delayed = False  # whether a checkpoint is due that waits for the thread
         self.members: Sequence[str] = ()
         """The peers that took part in the steps before the measured state."""
 
@@ -118,10 +119,11 @@ class Checkpointer:
         if not is_due and not is_measuring_due:
             return
         if self.worker is not None and self.worker.is_alive():
-            if is_due:
-                self.on_notice(f"the checkpoint of step {step} is skipped: the previous one is still being written")
-                self.checkpoints.last_attempt = step
+            if is_due and not self.is_delayed:
+                self.on_notice(f"the checkpoint of step {step} waits for the measurement or checkpoint before it")
+            self.is_delayed |= is_due
             return
+        self.is_delayed = False
         self.take_copy(optimizer, model)
         self.members = optimizer.latest_members()
         self.start_worker(self.measure_and_save, step, is_due)

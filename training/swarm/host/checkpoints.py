@@ -8,7 +8,6 @@ import dataclasses
 import fcntl
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor
 from dalle_lean import Dalle, load_model, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import fresh_folder, read_json, sha256_file, sync_folder, write_json
+from dalle_lean.io.model_folder import check_parts
 from dalle_lean.io.safetensors_io import read_weights, save_weights
 from dalle_lean.progress import OnNotice, silent
 from training.run.folder import placed_vocabulary
@@ -58,13 +58,14 @@ class Checkpoint:
     sha256: dict[str, str]
 
     def check(self) -> None:
-        """ValueError unless all files match their hashes."""
+        """ValueError unless all files match their hashes, in the model folder too."""
         for name in HASHED_FILES:
             path = self.folder / name
             if not path.is_file():
                 raise UserError(f"{path} is missing")
             if sha256_file(path) != self.sha256[name]:
                 raise UserError(f"{path} is damaged: its content has changed")
+        check_parts(self.folder / "model")
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -133,9 +134,10 @@ class Checkpoints:
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
         """Load the newest intact checkpoint into `model`; returns its step and the optimizer's statistics.
 
-        Damaged ones are reported. ValueError if the checkpoints belong to another run.
+        Damaged ones are reported. ValueError if the checkpoints belong to another run, or none can be loaded.
         """
-        for checkpoint in reversed(list_checkpoints(self.run_dir, self.on_notice)):
+        found = list_checkpoints(self.run_dir, self.on_notice)
+        for checkpoint in reversed(found):
             run_id = self.settings.run_id
             # After the name, which a rollback changes, a run id has a hash of what all peers must agree on.
             if checkpoint.run.rpartition("-")[2] != run_id.rpartition("-")[2]:
@@ -147,6 +149,11 @@ class Checkpoints:
                 continue
             self.last_attempt = checkpoint.step
             return checkpoint.step, statistics
+        if found:  # nobody wants the run to begin again unasked, least of all for want of memory
+            raise UserError(
+                f"none of the {len(found)} checkpoints in {self.root} can be loaded; see above why, or move them away "
+                "for the run to begin again"
+            )
         return None
 
     def is_due(self, step: int) -> bool:
@@ -166,10 +173,11 @@ class Checkpoints:
                 if not is_intact(self.folder(step)):
                     self.write(step, model, statistics, heldout_loss)
                 self.prune()
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:  # a full disk; a VQGAN folder that is gone
             self.failed += 1
             is_last = step >= self.settings.total_steps
-            consequence = "free some space, it will be retried" if is_last else "training goes on"
+            advice = "free some space, it" if isinstance(error, OSError) else "it"
+            consequence = f"{advice} will be retried" if is_last else "training goes on"
             self.on_notice(f"the checkpoint of step {step} could not be written ({error}); {consequence}")
             return False
         return True
@@ -262,12 +270,7 @@ def successor(swarm: SwarmSection) -> str:
 
     The name is part of the run id, so peers that still have the discarded state no longer take part.
     """
-    return f"{first_name(swarm.name)}-back{swarm.rollbacks + 1}"
-
-
-def first_name(name: str) -> str:
-    """The name of a run before any rollback."""
-    return re.sub(r"-back[0-9]+$", "", name)
+    return f"{swarm.first_name}-back{swarm.rollbacks + 1}"
 
 
 def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSettings:
@@ -288,6 +291,7 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
     for checkpoint in kept:
         if checkpoint.step > step:
             aside.mkdir(exist_ok=True)
+            shutil.rmtree(aside / checkpoint.folder.name, ignore_errors=True)  # of a rollback that was killed
             os.rename(checkpoint.folder, aside / checkpoint.folder.name)
     settings = dataclasses.replace(settings, swarm=swarm)
     write_settings(run_dir / SWARM_TOML, settings)

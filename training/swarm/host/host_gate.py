@@ -1,5 +1,6 @@
 """The gates of the host's own peers: their keys and passes, and the helpers' pass issuers."""
 
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,17 @@ def host_gate(run_dir: Path, settings: SwarmSettings, name: str) -> Gate:
 
 
 def host_gate_with_pass(run_dir: Path, settings: SwarmSettings, name: str) -> Gate:
-    """The gate, with a new pass if this machine has the run's key; a helper elsewhere gets its pass from the host."""
+    """The gate, with a new pass if this machine has the run's key; a helper elsewhere gets its pass from the host.
+
+    OSError if no pass can be written, such as on a full disk, and the old one has ended.
+    """
     gate = host_gate(run_dir, settings, name)
     if run_key_file(run_dir).exists():
-        issue_own(gate, SigningKey.load(run_key_file(run_dir)), peer_id(run_dir, name), role_in(name))
+        try:
+            issue_own(gate, SigningKey.load(run_key_file(run_dir)), peer_id(run_dir, name), role_in(name))
+        except OSError:
+            if (own := gate.own_pass()) is None or own.ends < time.time():
+                raise
     return gate
 
 
@@ -67,13 +75,16 @@ def ban_proven(run_dir: Path) -> list[str]:
         with suppress(FileNotFoundError):  # another helper of this host was first
             try:
                 peer = str(read_evidence(path))
-                kept = path.replace(path.with_suffix(".read"))
             except UserError as error:
                 lines.append(str(error))
                 path.replace(path.with_suffix(".bad"))
                 continue
-            if key.exists():
-                change_bans(run_dir, SigningKey.load(key), peer, banned=True)
             done = "is banned" if key.exists() else "should be banned by the run's host"
+            try:
+                if key.exists():
+                    change_bans(run_dir, SigningKey.load(key), peer, banned=True)
+            except UserError as error:  # the list is full
+                done = f"is not banned ({error})"
+            kept = path.replace(path.with_suffix(".read"))  # afterwards: no kill loses the ban
             lines.append(f"{peer} {done}: it signed two different averages of the same tensors; the proof is in {kept}")
     return lines

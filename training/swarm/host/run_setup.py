@@ -36,7 +36,7 @@ from training.swarm.config import (
     read_settings,
     write_settings,
 )
-from training.swarm.host.checkpoints import Checkpoints, first_name, has_intact_checkpoint, list_checkpoints
+from training.swarm.host.checkpoints import Checkpoints, has_intact_checkpoint, list_checkpoints
 from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, file_stamps, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
@@ -211,7 +211,7 @@ def new_settings(
 def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named: bool) -> SwarmSettings:
     """The new settings under the run's current name; ValueError if they belong to another run."""
     differences = before.differences(now)
-    if named and now.swarm.name != first_name(before.swarm.name):
+    if named and now.swarm.name != before.swarm.first_name:
         differences.append(f"name ({before.swarm.name})")
     if differences:
         raise UserError(

@@ -4,6 +4,7 @@ import math
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class StatusFile:
             self.write(changes)
 
     def notice(self, line: str) -> None:
-        print(line, flush=True)
+        log(line)
         with self.lock:
             notices = [*self.content["notices"], line][-KEPT_NOTICES:]
             self.write({"notices": notices, "noticed": self.content["noticed"] + 1})
@@ -55,7 +56,13 @@ class StatusFile:
         try:
             write_json(self.path, self.content)
         except OSError as error:  # a full disk must not end the peer
-            print(f"{self.path} could not be written: {error}", flush=True)
+            log(f"{self.path} could not be written: {error}")
+
+
+def log(line: str) -> None:
+    """Print a line to this peer's log, which may be on a full disk."""
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)

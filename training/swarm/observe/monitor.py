@@ -176,6 +176,7 @@ class Monitor:
         summary = partial(summarize, records, self.settings, admission=counts, credits=self.credits)
         overview = summary(steps_per_s=None)
         if overview is None:
+            self.pace = StepPace()  # a pause is no pace
             self.silent_polls += 1
             if self.silent_polls % SILENT_POLLS == 0:
                 self.reconnect()

@@ -223,7 +223,9 @@ def check_resources(
         fix = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
         report(Check("memory", PROBLEM, str(error), fix))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    found.folder = options.folder or cache / "dalle-lean" / "runs" / settings.run_id
+    # The same after a rollback, which changes the run's name: the folder has this machine's identity and pass.
+    lasting_id = f"{settings.swarm.first_name}-{settings.run_id.rpartition('-')[2]}"
+    found.folder = options.folder or cache / "dalle-lean" / "runs" / lasting_id
     report(checks.check_disk(found.folder, state_bytes(settings)))
     check, shards = checks.check_data(options.data or settings.swarm.data, settings)
     found.shards = shards and dataclasses.replace(shards, patience=Patience())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -152,3 +153,22 @@ EVERY_STEP = ScheduleRecipe(total_steps=STEPS, warmup_steps=0, checkpoint_every=
 def joined(checkpointer):
     """Waits for the checkpointer's thread."""
     return lambda _: checkpointer.worker is None or checkpointer.worker.join()
+
+
+def test_a_checkpoint_that_is_due_while_another_is_measured_is_taken_when_that_is_done(run, settings, heldout):
+    notices, optimizer = (
+        [],
+        SimpleNamespace(latest_members=list, state_averager=SimpleNamespace(main_parameters=(), state_tensors=list)),
+    )
+    checkpointer = make_checkpointer(run, settings, heldout, notices)
+    step = settings.recipe.schedule.checkpoint_every
+    done = threading.Event()
+    checkpointer.start_worker(done.wait)
+    for _ in range(3):
+        checkpointer.poll(step, optimizer, build_model(settings))
+    assert notices == [f"the checkpoint of step {step} waits for the measurement or checkpoint before it"]
+    done.set()
+    checkpointer.worker.join()
+    checkpointer.poll(step + 1, optimizer, build_model(settings))
+    checkpointer.worker.join()
+    assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [step + 1]

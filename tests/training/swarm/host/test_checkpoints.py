@@ -13,15 +13,16 @@ import pytest
 import torch
 
 from dalle_lean import load_model
+from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS, tiny_dalle
 from tests.training.swarm.host.small_run import make, run_program
 from training.run.recipe import Recipe, ScheduleRecipe
-from training.swarm.config import SwarmSection, SwarmSettings, read_settings
+from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
 from training.swarm.host.checkpoints import (
     LOCK,
     Checkpoints,
-    first_name,
+    is_intact,
     list_checkpoints,
     rollback,
     steps_to_keep,
@@ -258,7 +259,7 @@ def test_names_count_how_often_a_run_went_back():
         "emoji-back2",
         "emoji-back10",
     ]
-    assert {first_name(name) for name in ("emoji", "emoji-back1", "emoji-back10")} == {"emoji"}
+    assert {SwarmSection(name=name).first_name for name in ("emoji", "emoji-back1", "emoji-back10")} == {"emoji"}
 
 
 def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_path, capsys):
@@ -279,3 +280,37 @@ def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_pat
     again = make(tmp_path / "run", shards)
     assert again.swarm.name == "run-back1"
     assert again.swarm.addresses == settings.swarm.addresses
+
+
+def test_where_no_checkpoint_can_be_loaded_the_run_does_not_begin_again(checkpoints, run):
+    for step in (10, 20):
+        checkpoints.save(step, tiny_dalle(), STATISTICS, math.nan)
+        (run / f"checkpoints/step-0000{step}/state.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"none of the 2 checkpoints .* can be loaded"):
+        checkpoints.restore(tiny_dalle())
+
+
+def test_a_checkpoint_without_a_part_of_its_model_is_not_whole(checkpoints, run):
+    Vocabulary({"heart": 7}, 9).save(run / "vocabulary.json")
+    checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
+    (run / "checkpoints/step-000010/model/vocabulary.json").write_bytes(b"")
+    assert not is_intact(run / "checkpoints/step-000010")
+
+
+def test_a_vqgan_folder_that_is_gone_costs_the_checkpoint_and_not_the_donor(run, settings, notices):
+    checkpoints = Checkpoints(run, settings, HostConfig(ports={}, vqgan=str(run / "moved")), notices.append)
+    assert not checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
+    assert checkpoints.failed == 1
+    assert "training goes on" in notices[0]
+
+
+def test_a_rollback_whose_moves_a_kill_left_half_done_can_be_made_again(checkpoints, run):
+    for step in (10, 20):
+        checkpoints.save(step, tiny_dalle(), STATISTICS, math.nan)
+    left = run / "checkpoints" / "given-up-emoji" / "step-000020"
+    left.mkdir(parents=True)
+    (left / "old").touch()
+    write_settings(run / "swarm.toml", checkpoints.settings)
+    rollback(run, 10)
+    assert not (left / "old").exists()
+    assert (left / "checkpoint.json").exists()

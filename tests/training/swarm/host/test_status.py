@@ -45,3 +45,12 @@ def test_no_notice_is_lost_where_two_threads_give_theirs(tmp_path):
     for thread in threads:
         thread.join()
     assert status.content["noticed"] == 400
+
+
+def test_a_log_on_a_full_disk_ends_no_peer(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "status").write_text("no folder, so that the status cannot be written either")
+    monkeypatch.setattr("builtins.print", refuse)
+    StatusFile(tmp_path, "donor-0").notice("the checkpoint of step 20 could not be written")

@@ -31,6 +31,8 @@ NOTEBOOK = "join.ipynb"
 REFRESH_S = 60.0
 SHOWN_PEERS = 100
 BOKEH = ("bokeh", "bokeh-api")
+PAGE_FILES = ("page.js", "page.css", "index.html")
+"""The first one, written before all others, marks the folder as a run's page."""
 
 
 class Site:
@@ -55,10 +57,10 @@ class Site:
     ):
         self.folder, self.watcher, self.run_dir, self.prompt_page = folder, watcher, run_dir, prompt_page
         self.on_notice = on_notice
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / "run.json").exists():
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / PAGE_FILES[0]).exists():
             raise UserError(f"{folder} is not empty and holds no run's page; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("index.html", "page.css", "page.js"):
+        for name in PAGE_FILES:
             write_bytes(folder / name, (HERE / name).read_bytes())
         for name in BOKEH:
             write_bytes(folder / f"{name}.js", bokeh_file(name).read_bytes())
