@@ -84,7 +84,7 @@ def figures(out: Path, name: str, samples: int) -> dict[str, Any] | None:
     lines = read_metrics(folder(out, name) / "metrics.jsonl")
     last = variant(name, samples).schedule.total_steps
     bits = {line["step"] / last: line["heldout_image_bits"] for line in lines if "heldout_image_bits" in line}
-    if 1.0 not in bits:
+    if max(bits, default=0.0) != 1.0:  # unfinished, or a run of more samples
         return None
     model = load_model(folder(out, name) / "model")
     return {

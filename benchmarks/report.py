@@ -64,13 +64,12 @@ def check_positive(parser: argparse.ArgumentParser, **values: int) -> None:
 
 
 def machine() -> str:
-    """GPU, or processor and cores, and torch's version."""
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    """Processor and cores, a GPU if there is one, and torch's version."""
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores{gpu}, torch {torch.__version__}"
 
 
 def commit() -> str:

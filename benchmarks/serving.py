@@ -77,7 +77,7 @@ def kill_replicas(stop: threading.Event, kill_interval_s: float, memory: list[in
             last_s = time.monotonic()
             if drawers := processes("Drawer"):
                 os.kill(rng.choice(drawers).pid, signal.SIGKILL)
-            kills.append(last_s)
+                kills.append(last_s)
         if len(memory) * MEMORY_INTERVAL_S <= time.monotonic() - started_s:
             memory.append(sum(process.memory_info().rss for process in processes("Front")))
 

@@ -1,4 +1,7 @@
-"""Which thing a picture shows, by classifiers that never saw the judged pictures: among 200 things, and among all.
+"""Which thing a picture shows, by classifiers that never saw the drawn pictures: among 200 things, and among all.
+
+A classifier that learnt from scenes of the same drawings, from another seed, has seen some of the real held-out ones to
+the pixel: what it finds of those is no measure of how it would do on others.
 
 Shapes: N pictures, S side in pixels, T things.
 """
@@ -39,7 +42,7 @@ class PromptKind(NamedTuple):
 
 OTHER_PROMPTS = {
     "on grounds it was seen on": PromptKind("train", lambda line: line["kind"] == "scene"),
-    "asked for with words that training never showed": PromptKind(
+    "asked for with words that training hardly showed": PromptKind(
         "train",
         lambda line: line["kind"] == "plain",
         (
