@@ -70,9 +70,11 @@ def train_rate(model: Dalle) -> float:
 
 
 def drawing_s(generator: Generator, num_images: int, best: int) -> float:
-    """Seconds to draw, decode and rank a prompt's pictures with the model's guidance, after a warm-up."""
+    """Seconds to draw, decode and rank a prompt's pictures with the model's guidance, after a warm-up; on CUDA with as
+    many pictures, for which graphs are recorded."""
     settings = Settings(num_images=num_images, best=best, guidance=generator.guidance)
-    generator.run("a red heart", replace(settings, num_images=4))
+    warm_up = num_images if generator.device.type == "cuda" else 4
+    generator.run("a red heart", replace(settings, num_images=warm_up, best=min(best, warm_up)))
     started = now(generator.device)
     generator.run("a red heart", settings)
     return now(generator.device) - started
