@@ -152,7 +152,7 @@ def keep_pass(gate: Gate, peer: str, statement: bytes) -> None:
 def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Application) -> None:
     """Ask helpers for a pass and save it. If none answers, a pass that is still valid is enough.
 
-    Raises Refused, with the first helper's reason, if none admits this peer; Unanswered if none answers.
+    Raises Refused, with the first reason other than "host only", if none admits this peer; Unanswered if none answers.
     """
     content = replace(asked, current=encoded(gate.own_statement)).to_json()
     refusal: Refused | None = None

@@ -126,6 +126,8 @@ class Checkpointer:
         self.is_delayed = False
         self.take_copy(optimizer, model)
         self.members = optimizer.latest_members()
+        if is_due:
+            self.checkpoints.last_attempt = step
         self.start_worker(self.measure_and_save, step, is_due)
 
     @torch.no_grad()

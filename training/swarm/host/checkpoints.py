@@ -59,7 +59,7 @@ class Checkpoint:
 
     def check(self) -> None:
         """ValueError unless all files match their hashes, in the model folder too."""
-        for name in HASHED_FILES:
+        for name in ("model/config.json", STATE):  # the former has the hashes of the model's other files
             path = self.folder / name
             if not path.is_file():
                 raise UserError(f"{path} is missing")
@@ -136,8 +136,7 @@ class Checkpoints:
 
         Damaged ones are reported. ValueError if the checkpoints belong to another run, or none can be loaded.
         """
-        found = list_checkpoints(self.run_dir, self.on_notice)
-        for checkpoint in reversed(found):
+        for checkpoint in reversed(list_checkpoints(self.run_dir, self.on_notice)):
             run_id = self.settings.run_id
             # After the name, which a rollback changes, a run id has a hash of what all peers must agree on.
             if checkpoint.run.rpartition("-")[2] != run_id.rpartition("-")[2]:
@@ -149,10 +148,10 @@ class Checkpoints:
                 continue
             self.last_attempt = checkpoint.step
             return checkpoint.step, statistics
-        if found:  # nobody wants the run to begin again unasked, least of all for want of memory
+        if any(self.root.glob("step-*")):  # a run must not begin again unasked, least of all for want of memory
             raise UserError(
-                f"none of the {len(found)} checkpoints in {self.root} can be loaded; see above why, or move them away "
-                "for the run to begin again"
+                f"none of the checkpoints in {self.root} can be loaded; see above why, or move them away: the run then "
+                "goes on from its trainers' state, or begins again if there is none"
             )
         return None
 

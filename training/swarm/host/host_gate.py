@@ -72,7 +72,7 @@ def ban_proven(run_dir: Path) -> list[str]:
     """
     lines, key = [], run_key_file(run_dir)
     for path in sorted((run_dir / EVIDENCE).glob("*.json")):
-        with suppress(FileNotFoundError):  # another helper of this host was first
+        with suppress(OSError):  # another helper was first, or the disk is full: the next round tries again
             try:
                 peer = str(read_evidence(path))
             except UserError as error:

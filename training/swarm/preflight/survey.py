@@ -223,13 +223,18 @@ def check_resources(
         fix = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
         report(Check("memory", PROBLEM, str(error), fix))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    # The same after a rollback, which changes the run's name: the folder has this machine's identity and pass.
-    lasting_id = f"{settings.swarm.first_name}-{settings.run_id.rpartition('-')[2]}"
-    found.folder = options.folder or cache / "dalle-lean" / "runs" / lasting_id
+    found.folder = options.folder or default_folder(cache / "dalle-lean" / "runs", settings)
     report(checks.check_disk(found.folder, state_bytes(settings)))
     check, shards = checks.check_data(options.data or settings.swarm.data, settings)
     found.shards = shards and dataclasses.replace(shards, patience=Patience())
     report(check)
+
+
+def default_folder(runs: Path, settings: SwarmSettings) -> Path:
+    """The folder of this machine's identity and pass: the same after a rollback, which changes the run's name."""
+    of_this_name = runs / settings.run_id
+    lasting = runs / f"{settings.swarm.first_name}-{settings.run_id.rpartition('-')[2]}"
+    return of_this_name if of_this_name.exists() else lasting
 
 
 def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings) -> Check:

@@ -160,8 +160,10 @@ def test_a_checkpoint_that_is_due_while_another_is_measured_is_taken_when_that_i
         [],
         SimpleNamespace(latest_members=list, state_averager=SimpleNamespace(main_parameters=(), state_tensors=list)),
     )
-    checkpointer = make_checkpointer(run, settings, heldout, notices)
-    step = settings.recipe.schedule.checkpoint_every
+    step = STEPS // 4
+    schedule = dataclasses.replace(settings.recipe.schedule, checkpoint_every=step, heldout_every=0)
+    recipe = dataclasses.replace(settings.recipe, schedule=schedule)
+    checkpointer = make_checkpointer(run, dataclasses.replace(settings, recipe=recipe), heldout, notices)
     done = threading.Event()
     checkpointer.start_worker(done.wait)
     for _ in range(3):
@@ -170,5 +172,7 @@ def test_a_checkpoint_that_is_due_while_another_is_measured_is_taken_when_that_i
     done.set()
     checkpointer.worker.join()
     checkpointer.poll(step + 1, optimizer, build_model(settings))
+    checkpointer.poll(step + 2, optimizer, build_model(settings))
     checkpointer.worker.join()
+    assert len(notices) == 1
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [step + 1]

@@ -286,7 +286,11 @@ def test_where_no_checkpoint_can_be_loaded_the_run_does_not_begin_again(checkpoi
     for step in (10, 20):
         checkpoints.save(step, tiny_dalle(), STATISTICS, math.nan)
         (run / f"checkpoints/step-0000{step}/state.safetensors").write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"none of the 2 checkpoints .* can be loaded"):
+    with pytest.raises(UserError, match=r"none of the checkpoints in .* can be loaded"):
+        checkpoints.restore(tiny_dalle())
+    for step in (10, 20):
+        (run / f"checkpoints/step-0000{step}/checkpoint.json").write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of the checkpoints in .* can be loaded"):
         checkpoints.restore(tiny_dalle())
 
 

@@ -1,11 +1,13 @@
 """The run's progress, as shown before joining."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.training.swarm.optimizer.test_progress_tracker import record
 from training.run.recipe import Recipe
 from training.swarm.config import SwarmSettings
-from training.swarm.preflight.survey import check_progress
+from training.swarm.preflight.survey import check_progress, default_folder
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +40,12 @@ def test_numbers_that_cannot_be_true_are_not_shown(settings):
     fast = record(40, samples_per_second=1e308)
     assert found(settings, *broken, fast, record(40)).startswith("2 trainers at step 40 of")
     assert len(found(settings, *broken, fast, record(40))) < 80
+
+
+def test_a_volunteer_keeps_its_folder_over_a_rollback(tmp_path):
+    before = SwarmSettings()
+    after, later = (replace(before, swarm=replace(before.swarm, name=f"{before.swarm.name}-back{n}")) for n in (1, 2))
+    assert before.run_id != after.run_id
+    assert {default_folder(tmp_path, one).name for one in (before, after, later)} == {before.run_id}
+    (tmp_path / later.run_id).mkdir()  # of a version that had one for each name
+    assert default_folder(tmp_path, later).name == later.run_id

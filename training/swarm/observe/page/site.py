@@ -31,8 +31,7 @@ NOTEBOOK = "join.ipynb"
 REFRESH_S = 60.0
 SHOWN_PEERS = 100
 BOKEH = ("bokeh", "bokeh-api")
-PAGE_FILES = ("page.js", "page.css", "index.html")
-"""The first one, written before all others, marks the folder as a run's page."""
+PAGE_FILES = ("index.html", "page.css", "page.js")
 
 
 class Site:
@@ -57,7 +56,9 @@ class Site:
     ):
         self.folder, self.watcher, self.run_dir, self.prompt_page = folder, watcher, run_dir, prompt_page
         self.on_notice = on_notice
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / PAGE_FILES[0]).exists():
+        begun = {*PAGE_FILES, *(f"{name}.js" for name in BOKEH), NOTEBOOK}  # by a page that was ended at once
+        found = {path.name for path in folder.iterdir() if not path.name.endswith(".tmp")} if folder.is_dir() else set()
+        if not (found <= begun or "run.json" in found):
             raise UserError(f"{folder} is not empty and holds no run's page; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         for name in PAGE_FILES:

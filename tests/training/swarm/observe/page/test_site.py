@@ -234,3 +234,12 @@ def test_the_server_compresses_allows_no_scripts_of_others_and_lists_nothing(tmp
 def test_an_address_that_nobody_can_listen_at_is_one_sentence(tmp_path, address):
     with pytest.raises(ValueError, match="--page-address"), served(tmp_path, address):
         pass
+
+
+def test_a_page_that_was_ended_before_it_was_written_starts_again_and_another_folder_is_left_alone(tmp_path):
+    folder = open_site(tmp_path).folder
+    assert not (folder / "run.json").exists()
+    open_site(tmp_path)
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="is not empty and holds no run's page"):
+        open_site(tmp_path)
