@@ -93,6 +93,13 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def sync_files(folder: Path) -> None:
+    """Write what the files of a folder hold to the disk."""
+    for path in filter(Path.is_file, folder.rglob("*")):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename inside `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)

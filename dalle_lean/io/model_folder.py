@@ -20,6 +20,7 @@ from dalle_lean.io.files import (
     read_json,
     read_text,
     sha256_file,
+    sync_files,
     sync_folder,
     write_json,
 )
@@ -86,6 +87,7 @@ def save_model(
             "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
         }
         write_json(fresh / "config.json", content)
+        sync_files(fresh)
         replace_folder(fresh, folder)
 
 
