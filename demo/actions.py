@@ -19,7 +19,7 @@ from demo.form import cut_prompt, default_settings, first_rows, new_seed, read_r
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
-from inference.ranking import all_alike
+from inference.ranking import all_alike, all_blank
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
@@ -224,7 +224,9 @@ class Actions:
         if request.start is not None:
             side = generator.model.config.image_side
             said.append(f"The upper {len(request.start) // side} of {side} rows were kept.")
-        if all_alike(drawn.pictures):
+        if all_blank(drawn.pictures):
+            said.append("All are of one colour: the model draws nothing for these words. Try fewer or others.")
+        elif all_alike(drawn.pictures):
             said.append("All came out alike. Name a colour, a size or a place for others.")
         return " ".join(said)
 

@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
@@ -24,6 +26,8 @@ DECODE_BUDGET_BYTES = 2**31
 # Convolutions round differently for other numbers of pictures. So this number depends only on the model and its picture
 # size, and the last batch is padded: picture i is the same, however many are drawn.
 DECODE_BATCH = 8
+BLANK_DISTANCE, BLANK_SHARE = 16, 0.002
+"""From the commonest value of a channel, 0..255; pixels farther away than that in a picture of one colour."""
 
 
 class Ranked(NamedTuple):
@@ -120,6 +124,17 @@ def best_pictures(
 def all_alike(pictures: Sequence[Picture]) -> bool:
     """Whether there are several pictures and all have the same codes."""
     return len(pictures) > 1 and all(torch.equal(pictures[0].codes, other.codes) for other in pictures[1:])
+
+
+def all_blank(pictures: Sequence[Picture]) -> bool:
+    """Whether each picture is of one colour, up to what decoding changes: no thing is drawn in any."""
+    return all(is_blank(np.asarray(picture.image.convert("RGB"), dtype=np.int16)) for picture in pictures)
+
+
+def is_blank(pixels: NDArray[np.int16]) -> bool:
+    """Whether nearly all pixels [H, W, 3] have the same colour; decoding may spoil those at the corners."""
+    distance = np.abs(pixels - np.median(pixels, axis=(0, 1))).max(axis=2)
+    return bool((distance > BLANK_DISTANCE).mean() < BLANK_SHARE)
 
 
 def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> list[T]:

@@ -84,7 +84,7 @@ def generate(
     say("loading the model ...")
     from inference.gallery import pictures_of, prompt_folder, write_gallery
     from inference.generator import Generator
-    from inference.ranking import all_alike
+    from inference.ranking import all_alike, all_blank
 
     for index in range(len(prompts)):
         pictures_of(prompt_folder(out, prompts, index))  # fail here, not after drawing
@@ -109,6 +109,8 @@ def generate(
                 facts = generator.describe(settings, codes)
                 write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
                 alike = ", all alike" if all_alike(progress.pictures) else ""
+                if all_blank(progress.pictures):
+                    alike = ", all of one colour: the model draws nothing for these words; try fewer or others"
                 number = counted(len(progress.pictures), "picture")
                 written[index] = f"{folder}: {number} of {shortened(prompt)!r}{alike}"
     for index in sorted(written):

@@ -44,6 +44,12 @@ def test_the_page_says_that_all_pictures_are_alike(service, top_k, alike):
     assert ("All came out alike" in last["status"]) == alike
 
 
+def test_the_page_says_that_nothing_was_drawn(service, monkeypatch):
+    monkeypatch.setattr("inference.ranking.BLANK_SHARE", 2.0)
+    *_, last = ask(service)
+    assert "All are of one colour: the model draws nothing for these words" in last["status"]
+
+
 EXAMPLES = ("a red heart", "a smiling astronaut", "a blue circle on a white ground", "a house", "a car")
 
 

@@ -239,3 +239,9 @@ def test_a_model_without_a_vocabulary_says_nothing(model_folder, tmp_path, capsy
     assert run("a zeppelin", "--out", tmp_path, "--model", model_folder, *FEW) == 0
     assert "learnt" not in capsys.readouterr().err
     assert json.loads((tmp_path / "results.json").read_text())["unknown_words"] is None
+
+
+def test_pictures_of_one_colour_are_called_so(model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("inference.ranking.BLANK_SHARE", 2.0)
+    assert run("a heart", "--out", tmp_path, "--model", model_folder, *FEW) == 0
+    assert "all of one colour: the model draws nothing for these words" in capsys.readouterr().out

@@ -11,7 +11,8 @@ from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from dalle_lean.io.model_folder import bundled_model
-from inference.ranking import best_pictures, collect, decode_and_score, decode_batch_size, decode_bytes
+from inference.ranking import all_blank, best_pictures, collect, decode_and_score, decode_batch_size, decode_bytes
+from inference.request import Picture
 from tests.tiny import VQGAN_CONFIG, tiny_vqgan
 
 PROMPT = "a red heart"
@@ -195,3 +196,16 @@ def test_equal_pictures_come_after_all_that_differ_where_pictures_are_ranked(sco
     assert [picture.index for picture in best_pictures(codes, pictures, scores, count=3, first=8)] == [
         8 + index for index in best[:3]
     ]
+
+
+def picture_of(pixels):
+    return Picture(Image.fromarray(pixels.numpy()), None, 0, torch.zeros(4))
+
+
+def test_pictures_of_one_colour_are_blank_and_one_with_a_small_thing_is_not():
+    white = 250 + torch.randint(0, 6, (32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert all_blank([picture_of(white)] * 2)
+    white[0, 0] = 200  # a corner
+    drawn = white.clone()
+    drawn[14:18, 14:18, 2] = 90
+    assert not all_blank([picture_of(white), picture_of(drawn)])
