@@ -239,7 +239,7 @@ class Supervisor:
                     reported = True
                     self.on_notice(
                         f"waiting for {' and '.join(left)} to {duty}, "
-                        f"{LEAVE_TIMEOUT_S:.0f} s at most (Ctrl+C again stops at once)"
+                        f"{LEAVE_TIMEOUT_S:.0f} s at most (Ctrl+C now stops at once)"
                     )
                 time.sleep(STOP_POLL_S)
             for name in names:
