@@ -109,9 +109,8 @@ def run_part(name: str, device: str, small: bool) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         outcome, figures = f"ended after {LIMITS_S[name]} s", {}
     finally:
-        with suppress(
-            ProcessLookupError
-        ):  # with what it has started, which would take time and memory of the next part
+        # What it has started too, which would take time and memory of the next part.
+        with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     return {"part": name, "outcome": outcome, "seconds": time.perf_counter() - started, **figures}

@@ -161,9 +161,7 @@ class RunningEngine:
                 Front,
                 name="Front",
                 max_ongoing_requests=2 * (at_once + waiting) + 16,
-                max_queued_requests=max(
-                    1, waiting
-                ),  # Ray allows no 0; the front itself turns away prompts beyond `waiting`
+                max_queued_requests=max(1, waiting),  # Ray allows no 0; the front keeps to `waiting` itself
                 ray_actor_options={"num_cpus": 0},
                 graceful_shutdown_timeout_s=STOP_S,
             )

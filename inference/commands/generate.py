@@ -108,11 +108,11 @@ def generate(
                 prompt, folder = prompts[index], prompt_folder(out, prompts, index)
                 facts = generator.describe(settings, codes)
                 write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
-                alike = ", all alike" if all_alike(progress.pictures) else ""
+                remark = ", all alike" if all_alike(progress.pictures) else ""
                 if all_blank(progress.pictures):
-                    alike = ", all of one colour: the model draws nothing for these words; try fewer or others"
+                    remark = ", all of one colour: the model draws nothing for these words; try fewer or others"
                 number = counted(len(progress.pictures), "picture")
-                written[index] = f"{folder}: {number} of {shortened(prompt)!r}{alike}"
+                written[index] = f"{folder}: {number} of {shortened(prompt)!r}{remark}"
     for index in sorted(written):
         say(written[index])
 

@@ -50,6 +50,12 @@ class Gate:
         except Forged:
             return None
 
+    @property
+    def has_pass(self) -> bool:
+        """Whether this peer has a pass that has not expired."""
+        own = self.own_pass()
+        return own is not None and own.ends >= time.time()
+
     def check(self, peer: str, statement: bytes) -> Pass:
         """The pass that the peer shows; Refused unless it is valid now."""
         shown = self.verify(peer, statement)

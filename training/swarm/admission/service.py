@@ -166,12 +166,10 @@ def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Applic
             continue
         if isinstance(answer, dict) and (refusal is None or refusal.reason == "host only"):
             refusal = Refused(str(answer.get("refused")), asked.peer)
-    own = gate.own_pass()
-    has_pass = own is not None and own.ends >= time.time()
     # A helper elsewhere answers "host only" while the host, which could renew the pass, is offline.
-    if refusal is not None and not (has_pass and refusal.reason == "host only"):
+    if refusal is not None and not (gate.has_pass and refusal.reason == "host only"):
         raise refusal
-    if not has_pass:
+    if not gate.has_pass:
         raise Unanswered(f"no helper at {', '.join(addresses)} issues passes for this run; is the host up?")
 
 

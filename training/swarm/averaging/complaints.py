@@ -125,19 +125,20 @@ class Complaints:
         return dict(list(records.items())[:MAX_READ])
 
     def count(self, records: Mapping[PeerID, Record]) -> None:
-        """Exclude the peers about which enough admitted peers complain."""
+        """Exclude the peers about which enough admitted peers complain. Without a key, where identities are free, no
+        complaint counts."""
         complaints = Counter(map(str, self.unreliable.in_backoff()))
-        for peer, said in records.items():
+        for said in records.values() if self.gate is not None else ():
             absent = said.get("absent")
-            if isinstance(absent, list | tuple) and self.is_admitted(peer, said.get("pass")):
+            if isinstance(absent, list | tuple):
                 complaints.update({name for name in absent[:MAX_COMPLAINTS] if isinstance(name, str)})
         reported = {name for name, count in complaints.items() if count >= self.enough}
         self.unreliable.reported = (reported, time.monotonic() + RECORD_S)
 
     def is_admitted(self, peer: PeerID, shown: Any) -> bool:
-        """Whether a record's owner has a valid pass. Without a key, where identities are free, nobody has."""
+        """Whether a record's owner has a valid pass; the run must have a key."""
         try:
-            return self.gate is not None and self.gate.verify(str(peer), shown).ends > time.time()
+            return self.gate.verify(str(peer), shown).ends > time.time()
         except (Refused, Forged, TypeError, ValueError):
             return False
 

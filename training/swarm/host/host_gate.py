@@ -1,6 +1,5 @@
 """The gates of the host's own peers: their keys and passes, and the helpers' pass issuers."""
 
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -45,7 +44,7 @@ def host_gate_with_pass(run_dir: Path, settings: SwarmSettings, name: str) -> Ga
         try:
             issue_own(gate, SigningKey.load(run_key_file(run_dir)), peer_id(run_dir, name), role_in(name))
         except OSError:
-            if (own := gate.own_pass()) is None or own.ends < time.time():
+            if not gate.has_pass:
                 raise
     return gate
 

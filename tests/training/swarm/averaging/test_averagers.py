@@ -1,22 +1,18 @@
 """What a peer contributes to an average, and what it accepts from others."""
 
-import asyncio
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionInfo, deserialize_torch_tensor, serialize_torch_tensor
-from hivemind.p2p import PeerID, ServicerBase
-from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
-from hivemind.utils.asyncio import as_aiter
 
-from training.swarm.averaging.averagers import RuleRunner, is_possible
+from training.swarm.averaging.averagers import is_possible
 from training.swarm.averaging.gradient_averager import (
     SwarmGradientAverager,
     SwarmPowerSGDAverager,
@@ -24,7 +20,6 @@ from training.swarm.averaging.gradient_averager import (
     epoch_of_trainers,
 )
 from training.swarm.averaging.group_reports import NO_REPORT, STALE_EPOCH, out_of_step, with_checked_reports
-from training.swarm.averaging.robust_rules import FiniteMean
 from training.swarm.averaging.state_averager import STALE_WEIGHT, SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
 from training.swarm.averaging.wire_checks import wire_compression
@@ -375,57 +370,3 @@ def test_what_no_average_can_be_is_not_believed(returned):
     own = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     assert not is_possible(own, returned(own) - own, 1.0, math.inf)
     assert not is_possible(own, -own, 1.0, SwarmStateAverager.max_shift)
-
-
-HELPER, ANNA, ENEMY = (PeerID(bytes([n]) * 34) for n in (1, 2, 3))
-
-
-def part_of_a_stream(value):
-    part = serialize_torch_tensor(torch.full((4,), value), runtime_pb2.NONE)
-    return averaging_pb2.AveragingData(
-        code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"group", tensor_part=part, weight=1.0
-    )
-
-
-async def answers(runner, peer, value):
-    """The answers to a stream with one part."""
-    stream = runner.rpc_aggregate_part(as_aiter(part_of_a_stream(value)), SimpleNamespace(remote_id=peer))
-    return [answer async for answer in stream]
-
-
-class HelpersAverager(ServicerBase):
-    """What a RuleRunner asks of its averager."""
-
-    _p2p = SimpleNamespace(peer_id=HELPER)
-    prefix, rule, host = "test", FiniteMean, HostPeers(helpers=frozenset({HELPER}))
-    max_weight, max_shift, least_own_weight = math.inf, math.inf, 1e-3
-    preferred: frozenset[PeerID] = frozenset()
-
-    def excluded_from(self, group_info):
-        return set()
-
-
-def test_a_sender_counts_once_however_many_streams_it_opens():
-    group = GroupInfo(b"group", (HELPER, ANNA, ENEMY), ())
-    options = {"modes": [AveragingMode.NODE, AveragingMode.CLIENT, AveragingMode.CLIENT], "weight": 0.0}
-
-    async def averaged():
-        mine = torch.zeros(4)
-        runner = RuleRunner(
-            HelpersAverager(), group, tensors=[mine], group_id=b"group", peer_fractions=(1.0, 0.0, 0.0), **options
-        )
-        running = asyncio.create_task(collected(runner))
-        enemy = [asyncio.create_task(answers(runner, ENEMY, 9.0)) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        honest = await answers(runner, ANNA, 1.0)
-        return await running, [await one for one in enemy], honest, runner
-
-    async def collected(runner):
-        return [update async for update in runner]
-
-    [update], [taken, *refused], [honest], runner = asyncio.run(averaged())
-    assert torch.equal(update, torch.full((4,), 5.0))
-    assert torch.equal(deserialize_torch_tensor(honest.tensor_part), torch.full((4,), 4.0))
-    assert [answer.code for answer in taken] == [averaging_pb2.AVERAGED_PART]
-    assert [[answer.code for answer in one] for one in refused] == [[averaging_pb2.PROTOCOL_VIOLATION]] * 2
-    assert not runner.banned_senders
