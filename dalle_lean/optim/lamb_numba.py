@@ -6,7 +6,6 @@ Numba's own `parallel` is not used: two of its kernels at once, or one after a f
 """
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -14,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from dalle_lean.compiled import compiled
 from dalle_lean.optim.lamb_step import Rule
 from dalle_lean.optim.quantize8 import SMALLEST_SCALE, dynamic_map, nearest_code
 
@@ -27,26 +26,13 @@ LANES = 64
 """Independent partial sums, which the compiler can vectorize without reordering them."""
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, to run without the GIL; cached on disk for the next process if possible.
-
-    Not with `fastmath`: the process that compiles would compute other bits than those that load the cached code, and a
-    run would not resume bit for bit.
-    """
-    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        return njit(function, cache=True, **settings)
-    except RuntimeError:  # neither __pycache__ nor the user's cache folder can be written
-        return njit(function, **settings)
-
-
-@compiled
+@compiled(nogil=True)
 def decode(codes, scale, values, out):
     for i in range(len(codes)):
         out[i] = values[codes[i]] * scale
 
 
-@compiled
+@compiled(nogil=True)
 def encode(numbers, scale, nearest, codes):
     """Codes by the upper 16 bits of number / scale, rounded; a scale of zero gives zeros."""
     inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
@@ -55,7 +41,7 @@ def encode(numbers, scale, nearest, codes):
         codes[i] = nearest[(bits + np.uint32(0x8000)) >> np.uint32(16)]
 
 
-@compiled
+@compiled(nogil=True)
 def square_sum(numbers):
     """The sum of squares, in float32, by LANES partial sums."""
     sums = np.zeros(LANES, np.float32)
@@ -68,7 +54,7 @@ def square_sum(numbers):
     return sums.sum()
 
 
-@compiled
+@compiled(nogil=True)
 def measure_block(weight, gradient, mean, square, rule):
     """(sum of weight squared, sum of update squared, new largest |mean|, new largest square) of a block.
 
@@ -86,7 +72,7 @@ def measure_block(weight, gradient, mean, square, rule):
     return square_sum(weight), square_sum(mean), largest[0], largest[1]
 
 
-@compiled
+@compiled(nogil=True)
 def move_block(weight, gradient, mean, square, rule, step_size):
     """Update a block's weight, mean and square in place."""
     beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
@@ -99,7 +85,7 @@ def move_block(weight, gradient, mean, square, rule, step_size):
         weight[i] -= step_size * update
 
 
-@compiled
+@compiled(nogil=True)
 def measure_span(first, last, block_size, weight, gradient, averages, maps, measured, rule):
     """Fill rows `first` to `last` of `measured` [blocks, 4] with the results of `measure_block`."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
@@ -114,7 +100,7 @@ def measure_span(first, last, block_size, weight, gradient, averages, maps, meas
             measured[b, i] = block[i]
 
 
-@compiled
+@compiled(nogil=True)
 def move_span(first, last, block_size, weight, gradient, averages, maps, scales, rule, step_size):
     """Update blocks `first` to `last`; `scales` [2, blocks] are the new ones."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inference.sampling.compiled_step import compiled_step
 from inference.sampling.cuda_graphs import StepGraphs
 from inference.sampling.kv_layout import window_of
 from inference.sampling.packed_decoder import BranchWeights, LayerWeights, PackedDecoder, normalise
@@ -27,7 +28,8 @@ class LayerViews(NamedTuple):
 
     keys: Tensor  # [H * N * r, d, n]
     values: Tensor  # [H * N * r, n, d]
-    column_cells: Tensor  # cells of the column, to which its keys and values are written, [2, H, N, r, rows, d]
+    column_keys: Tensor  # cells of the column, to which its keys are written, [H, N, r, d, rows]
+    column_values: Tensor  # the same of values, [H, N, r, rows, d]
     above: list[Tensor]  # for both branches, the channels that token shift takes from the code above, [R, D / 4]
     left: list[Tensor]  # the same from the left neighbour
     shifted: list[Tensor]  # for both branches, this code's channels for its neighbours, [R, D / 2]
@@ -51,10 +53,9 @@ class KVCache:
         def buffer(*shape: int, dtype: torch.dtype = decoder.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.cells = []
-        for kind in config.layer_kinds:
-            window = self.windows[kind]
-            self.cells.append(buffer(2, *grid, window.columns, window.rows, config.head_size))
+        windows = [self.windows[kind] for kind in config.layer_kinds]
+        self.keys = [buffer(*grid, config.head_size, window.columns, window.rows) for window in windows]
+        self.values = [buffer(*grid, window.columns, window.rows, config.head_size) for window in windows]
         # For each column, the input of both branches of every layer at the code last read.
         channels = config.hidden_size // 2 if config.token_shift else 0
         branches = 2 * config.num_layers
@@ -64,7 +65,7 @@ class KVCache:
         self.qkv = buffer(3, *grid, config.head_size, dtype=torch.float32)
         self.qkv_of_pictures = torch.view_as_complex(self.qkv.unflatten(-1, (-1, 2))) if config.rotary else self.qkv
         self.qkv_of_pictures = self.qkv_of_pictures[:, :, :, :per_prompt]
-        self.key_value = self.qkv[1:]
+        self.key, self.value = self.qkv[1:]
         flat = heads * prompts.count * padded
         self.query = self.qkv[0] if decoder.dtype == torch.float32 else buffer(*grid, config.head_size)
         self.text_query = self.query.view(heads * prompts.count, padded, -1)
@@ -82,14 +83,14 @@ class KVCache:
         """Start again from other prompts, as many as before, in the same buffers."""
         for text, other in zip(self.prompts.text_kv, prompts.text_kv, strict=True):
             text.copy_(other)
-        for buffer in (*self.cells, self.inputs):
+        for buffer in (*self.keys, *self.values, self.inputs):
             buffer.zero_()
         self._load(prompts)
 
     @property
     def num_bytes(self) -> int:
         """Bytes held for the codes read and for the prompts."""
-        held = [*self.cells, self.inputs, *self.prompts.text_kv]
+        held = [*self.keys, *self.values, self.inputs, *self.prompts.text_kv]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @torch.inference_mode()
@@ -99,7 +100,10 @@ class KVCache:
         row, column = divmod(self.codes_read, self.config.image_side)
         place = torch.full((1,), self.codes_read, device=self.decoder.device)  # without waiting for the device
         arguments = codes.expand(self.batch), column, row, place
-        logits = self.graphs.run(self.step, *arguments) if self.graphs else self.step(*arguments)
+        if self.graphs:
+            logits = self.graphs.run(self.step, *arguments)
+        else:
+            logits = self.compiled(*arguments) if self.compiled else self.step(*arguments)
         self.codes_read += 1
         return logits[: self.pictures]
 
@@ -112,12 +116,13 @@ class KVCache:
         for index, (layer, views) in enumerate(zip(decoder.layers, self._views(column), strict=True)):
             window = self.windows[layer.kind]
             self._project(layer, self._prepare(b, layer.attention, views, 0), rotation)
-            if isinstance(row, Tensor):
-                slot = row % window.rows
-                cells = views.column_cells
-                cells.index_copy_(4, slot, self.key_value.unsqueeze(4).to(cells.dtype))
+            slot = row % window.rows
+            if isinstance(slot, Tensor):
+                views.column_keys.index_copy_(4, slot, self.key.unsqueeze(4).to(views.keys.dtype))
+                views.column_values.index_copy_(3, slot, self.value.unsqueeze(3).to(views.values.dtype))
             else:
-                views.column_cells.select(4, row % window.rows).copy_(self.key_value)
+                views.column_keys.select(4, slot).copy_(self.key)
+                views.column_values.select(3, slot).copy_(self.value)
             layer.attention.add(a, layer.out(self._attend(index, views, biases[layer.kind])))
             layer.feed_forward.add(b, layer.feed(self._prepare(a, layer.feed_forward, views, 1)))
         return decoder.logits(a, b)
@@ -165,14 +170,15 @@ class KVCache:
     def _layer_views(self, layer: int, column: int) -> LayerViews:
         window = self.windows[self.config.layer_kinds[layer]]
         first, flat = window.first(column), len(self.code_query)
-        cells = self.cells[layer][:, :, :, :, first : first + window.span]
-        keys, values = cells.flatten(1, 3).view(2, flat, window.span * window.rows, -1)
+        columns, own = slice(first, first + window.span), window.left + column
+        keys, values = self.keys[layer], self.values[layer]
         quarter = self.inputs.shape[3] // 2
         inputs = self.inputs[2 * layer : 2 * layer + 2]
         return LayerViews(
-            keys.transpose(1, 2),
-            values,
-            self.cells[layer][:, :, :, :, window.left + column],
+            keys[:, :, :, :, columns].view(flat, -1, window.span * window.rows),
+            values[:, :, :, columns].view(flat, window.span * window.rows, -1),
+            keys[:, :, :, :, own],
+            values[:, :, :, own],
             [branch[column, :, :quarter] for branch in inputs],
             [branch[column - 1, :, quarter:] if column > 0 else self.no_left for branch in inputs],
             [branch[column] for branch in inputs],
@@ -184,14 +190,16 @@ class KVCache:
         for index, code_kv in enumerate(prompts.code_kv):
             window = self.windows[self.config.layer_kinds[index]]
             for first in range(0, num_codes, side):
-                line = code_kv[:, :, :, first : first + side].unsqueeze(3)  # [2, H, N, 1, columns, d]
-                columns = slice(window.left, window.left + line.shape[4])
-                self.cells[index][:, :, :, :, columns, first // side % window.rows] = line
+                keys, values = code_kv[:, :, :, first : first + side].unsqueeze(3)  # [H, N, 1, columns, d]
+                columns, slot = slice(window.left, window.left + keys.shape[3]), first // side % window.rows
+                self.keys[index][:, :, :, :, columns, slot] = keys.transpose(3, 4)
+                self.values[index][:, :, :, columns, slot] = values
         if self.config.token_shift:
             for inputs, code_inputs in zip(self.inputs, prompts.code_inputs, strict=True):
                 for first in range(0, num_codes, side):
                     line = code_inputs[:, first : first + side].repeat_interleave(per_prompt, dim=0)
                     inputs[: line.shape[1]] = line.transpose(0, 1)
+        self.compiled = compiled_step(self)
         self.codes_read = num_codes
 
 

@@ -64,9 +64,12 @@ class PackedDecoder:
     after further training.
     """
 
-    def __init__(self, model: Dalle, precision: Precision = "fp32"):
-        """ValueError if the model's device does not support the precision, or the RAM is too small for the pictures."""
-        self.config, self.model = model.config, model
+    def __init__(self, model: Dalle, precision: Precision = "fp32", compiled: bool = True):
+        """ValueError if the model's device does not support the precision, or the RAM is too small for the pictures.
+
+        compiled: decode with numba's kernels where they can be used.
+        """
+        self.config, self.model, self.compiled = model.config, model, compiled
         self.device = model.output.weight.device
         check_precision(precision, self.device)
         self.precision, self.dtype = precision, compute_dtype(precision)

@@ -15,7 +15,7 @@ from dalle_lean.require import MissingPackage
 
 pytest.importorskip("numba")
 from dalle_lean.optim import lamb_numba as lamb_fused
-from dalle_lean.optim.lamb_numba import compiled, step_fused
+from dalle_lean.optim.lamb_numba import step_fused
 
 ROOT = Path(__file__).parents[3]
 
@@ -132,6 +132,7 @@ def test_numba_is_used_where_it_is_and_only_where_it_fits(monkeypatch):
 def test_without_numba_the_plain_step_runs_and_asking_for_it_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.delitem(sys.modules, "dalle_lean.optim.lamb_numba")
+    monkeypatch.delitem(sys.modules, "dalle_lean.compiled")
     has_numba.cache_clear()
     try:
         parameter = nn.Parameter(torch.ones(300, 300))
@@ -142,12 +143,6 @@ def test_without_numba_the_plain_step_runs_and_asking_for_it_is_one_clear_line(m
             Lamb([parameter], lr=0.01, fused=True)
     finally:
         has_numba.cache_clear()
-
-
-def test_where_no_cache_can_be_written_it_is_compiled_all_the_same():
-    without_file: dict = {}
-    exec("def double(x):\n    return 2 * x", without_file)
-    assert compiled(without_file["double"])(3) == 6
 
 
 THREE_STEPS = """

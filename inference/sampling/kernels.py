@@ -1,0 +1,217 @@
+"""What a decoding step does between its products with weights, compiled by numba for the CPU.
+
+Each picture's numbers are summed in the same order whatever the batch and the number of threads. bfloat16 numbers come
+and go as their bits, uint16.
+
+R pictures, D hidden size, H heads, d head size, N prompts, r rows of a prompt, P text positions, n cells read.
+"""
+
+import math
+
+import numpy as np
+from numba import config, prange, set_num_threads, types
+from numba.extending import overload
+
+from dalle_lean.compiled import compiled
+
+config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]  # OpenMP, as torch; ValueError without it
+
+LANES = 16
+"""Independent partial sums, which the compiler can vectorize without reordering them."""
+
+
+def use_threads(count: int) -> None:
+    """Run the kernels on this many threads, if there are as many."""
+    set_num_threads(min(count, config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+
+def widened(number):
+    """A number of an array as float32."""
+
+
+@overload(widened, inline="always")
+def _widened(number):
+    if isinstance(number, types.Integer):
+        return lambda number: np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
+    return lambda number: number
+
+
+def narrowed(number, out):
+    """A float32 number for array `out`, rounded to nearest even if that holds bfloat16."""
+
+
+@overload(narrowed, inline="always")
+def _narrowed(number, out):
+    def bits_of_bfloat16(number, out):
+        bits = np.float32(number).view(np.uint32)
+        return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+    return bits_of_bfloat16 if isinstance(out.dtype, types.Integer) else lambda number, out: number
+
+
+# No loop slices an array that threads share: they would contend for its count of references.
+
+
+@compiled(parallel=True)
+def add_and_prepare(stream, delta, scale, weight, bias, eps, inputs, branch, column, out):
+    """stream [R, D] += delta [R, D] * scale [D]; out [R, D] = its LayerNorm, token-shifted.
+
+    The shifted channels come from `inputs` [branches, columns, R, D / 2] (or 0 instead of D / 2: no token shift): the
+    first half from the code above, the second from the left neighbour. This code's take their place.
+    """
+    hidden, half = stream.shape[1], inputs.shape[3]
+    for row in prange(len(stream)):
+        x = np.empty(hidden, np.float32)
+        for i in range(hidden):
+            x[i] = stream[row, i] + widened(delta[row, i]) * scale[i]
+            stream[row, i] = x[i]
+        mean = lane_sum(x) / np.float32(hidden)
+        square = np.empty(hidden, np.float32)
+        for i in range(hidden):
+            x[i] -= mean
+            square[i] = x[i] * x[i]
+        inverse = np.float32(1) / np.sqrt(lane_sum(square) / np.float32(hidden) + eps)
+        for i in range(hidden):
+            x[i] = x[i] * inverse * weight[i] + bias[i]
+        for i in range(half // 2):
+            out[row, i] = narrowed(inputs[branch, column, row, i], out)
+        for i in range(half // 2, half):
+            left = inputs[branch, column - 1, row, i] if column > 0 else np.float32(0)
+            out[row, i] = narrowed(left, out)
+        for i in range(half):
+            inputs[branch, column, row, i] = x[i]
+        for i in range(half, hidden):
+            out[row, i] = narrowed(x[i], out)
+
+
+@compiled(parallel=True)
+def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_values, prompts, out):
+    """Rotate qkv [R, 3 H d], write keys and values to their cell, and attend to the prompt and the cells read.
+
+    rotation: [3, d], pairs of cosine and sine for queries (times the scores' scale), keys and values.
+    keys, values: [H N r d, cells] and [H N r cells, d]; cells first..first + n are read, with `bias` [n].
+    text_keys, text_values: [H N d, P] and [H N P, d].
+    prompts: N.
+    out: [R, H d].
+    """
+    head_size, num_cells, num_text = rotation.shape[1], keys.shape[1], text_keys.shape[1]
+    heads, per_prompt = out.shape[1] // head_size, len(qkv) // prompts
+    padded = len(keys) // (heads * prompts * head_size)
+    for task in prange(len(qkv) * heads):
+        row, head = task // heads, task % heads
+        of_prompt = head * prompts + row // per_prompt
+        of_row = of_prompt * padded + row % per_prompt
+        query = np.empty(head_size, np.float32)
+        for i in range(0, head_size, 2):
+            query[i], query[i + 1] = rotated(qkv, row, head * head_size + i, rotation, 0, i)
+        for i in range(0, head_size, 2):
+            x, y = rotated(qkv, row, (heads + head) * head_size + i, rotation, 1, i)
+            keys[of_row * head_size + i, cell] = narrowed(x, keys)
+            keys[of_row * head_size + i + 1, cell] = narrowed(y, keys)
+        for i in range(0, head_size, 2):
+            x, y = rotated(qkv, row, (2 * heads + head) * head_size + i, rotation, 2, i)
+            values[of_row * num_cells + cell, i] = narrowed(x, values)
+            values[of_row * num_cells + cell, i + 1] = narrowed(y, values)
+
+        on_text, on_cells = np.zeros(num_text, np.float32), np.empty(len(bias), np.float32)
+        for i in range(len(bias)):
+            on_cells[i] = widened(bias[i])
+        add_product(query, text_keys, of_prompt * head_size, 0, on_text)
+        add_product(query, keys, of_row * head_size, first, on_cells)
+        largest = max(maximum(on_text), maximum(on_cells))
+        for i in range(len(on_text)):
+            on_text[i] = exponential(on_text[i] - largest)
+        for i in range(len(on_cells)):
+            on_cells[i] = exponential(on_cells[i] - largest)
+        scale = np.float32(1) / (lane_sum(on_text) + lane_sum(on_cells))
+
+        attended = np.zeros(head_size, np.float32)
+        add_product(on_text, text_values, of_prompt * num_text, 0, attended)
+        add_product(on_cells, values, of_row * num_cells + first, 0, attended)
+        for i in range(head_size):
+            out[row, head * head_size + i] = narrowed(attended[i] * scale, out)
+
+
+@compiled(parallel=True)
+def geglu(up, out):
+    """up [R, 2 n], values then gates -> out [R, n] = values * gelu(gates), with the error function of Abramowitz and
+    Stegun, "Handbook of Mathematical Functions", 7.1.26 (to 1.5e-7)."""
+    width = out.shape[1]
+    for row in prange(len(up)):
+        for i in range(width):
+            gate = widened(up[row, width + i])
+            z = abs(gate) * np.float32(math.sqrt(0.5))
+            t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
+            tail = np.float32(1.061405429)
+            tail = tail * t - np.float32(1.453152027)
+            tail = tail * t + np.float32(1.421413741)
+            tail = tail * t - np.float32(0.284496736)
+            tail = tail * t + np.float32(0.254829592)
+            tail = tail * t * exponential(-z * z)  # 1 - erf(z)
+            share = np.float32(2) - tail if gate >= 0 else tail
+            out[row, i] = narrowed(widened(up[row, i]) * gate * (np.float32(0.5) * share), out)
+
+
+@compiled(inline="always")
+def rotated(qkv, row, channel, rotation, part, i):
+    """The pair of channels of qkv at [row, channel] times the complex number at rotation [part, i]."""
+    x, y = widened(qkv[row, channel]), widened(qkv[row, channel + 1])
+    cosine, sine = rotation[part, i], rotation[part, i + 1]
+    return x * cosine - y * sine, x * sine + y * cosine
+
+
+@compiled()
+def add_product(vector, matrix, row, column, out):
+    """out [n] += vector [m] times the matrix [m, n] whose first number is at [row, column] of `matrix`."""
+    whole = len(vector) // 4 * 4
+    for i in range(0, whole, 4):
+        a, b, c, d = vector[i], vector[i + 1], vector[i + 2], vector[i + 3]
+        for j in range(len(out)):
+            upper = a * widened(matrix[row + i, column + j]) + b * widened(matrix[row + i + 1, column + j])
+            lower = c * widened(matrix[row + i + 2, column + j]) + d * widened(matrix[row + i + 3, column + j])
+            out[j] += upper + lower
+    for i in range(whole, len(vector)):
+        for j in range(len(out)):
+            out[j] += vector[i] * widened(matrix[row + i, column + j])
+
+
+@compiled()
+def maximum(numbers):
+    """The largest of numbers [n]."""
+    largest = numbers[0]
+    for i in range(len(numbers)):
+        largest = max(largest, numbers[i])
+    return largest
+
+
+@compiled()
+def lane_sum(numbers):
+    """The sum of float32 numbers [n]."""
+    lanes = np.zeros(LANES, np.float32)
+    whole = len(numbers) // LANES * LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
+            lanes[lane] += numbers[start + lane]
+    total = np.float32(0)
+    for lane in range(LANES):
+        total += lanes[lane]
+    for i in range(whole, len(numbers)):
+        total += numbers[i]
+    return total
+
+
+@compiled(inline="always")
+def exponential(x):
+    """exp of a float32 number <= 0, 0 below -87: 2^n exp(r), the latter by the polynomial of Cephes' expf."""
+    bounded = max(x, np.float32(-87))
+    n = np.floor(bounded * np.float32(1 / math.log(2)) + np.float32(0.5))
+    r = bounded - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1)
+    power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return p * power if x >= np.float32(-87) else np.float32(0)
