@@ -21,7 +21,7 @@ PRE_TOKENIZERS = (
     *("ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Digits", "Punctuation"),
     "Split",
 )
-# These two never run: captions are encoded without special tokens, and no ids are decoded.
+# These two never run, captions are encoded without special tokens and no ids are decoded; but patterns are compiled.
 POST_PROCESSORS = ("ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing")
 DECODERS = ("ByteLevel", "Metaspace", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse", "Strip", "Replace")
 REPLACED = (
@@ -31,6 +31,7 @@ REPLACED = (
     ({"String": " "}, "▁"),
     ({"String": "``"}, '"'),
     ({"String": "''"}, '"'),
+    ({"String": "▁"}, " "),  # decoders of sentencepiece models
 )
 PREPENDED = ("▁", " ")
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -65,8 +66,7 @@ def check_parts(content: Any) -> None:
         for part, name in zip(parts, types, strict=True):
             if name not in known:
                 raise unknown(kind, name, known)
-            if kind in ("normalizer", "pre_tokenizer"):
-                check_pattern(kind, part)
+            check_pattern(kind, part)
         if kind == "normalizer" and any(types.count(name) > 1 for name in ("Precompiled", "Prepend")):
             raise UserError("normalizer: Precompiled and Prepend are supported only once each")
 

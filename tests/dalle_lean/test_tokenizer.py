@@ -133,6 +133,7 @@ DAMAGED_TRIE = base64.b64encode(b"\4\0\0\0" + bytes(4) + b"x").decode()
         ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Removed"}}, "it splits at"),
         ({"post_processor": {"type": "Surprise"}}, "post_processor: type 'Surprise'"),
         ({"decoder": {"type": "CTC"}}, "decoder: type 'CTC'"),
+        ({"decoder": {"type": "Replace", "pattern": {"Regex": "(ab|c){50}"}, "content": " "}}, "decoder: it replaces"),
         ({"model": {"type": "Own"}}, "model: type 'Own' is not supported, only BPE, Unigram, WordPiece, WordLevel"),
         ({"model": {"type": "BPE", "dropout": 0.5}}, "with dropout, a caption has other ids each time"),
         ({"normalizer": 3}, "normalizer: it must be an object"),
@@ -162,7 +163,7 @@ def test_a_table_that_makes_the_package_panic_is_a_mistake_in_a_sentence(tmp_pat
             use()
 
 
-@pytest.mark.parametrize("name", ["t5", "t5 of old", "clip", "gpt-2", "bert"])
+@pytest.mark.parametrize("name", ["t5", "t5 of old", "clip", "gpt-2", "bert", "sentencepiece"])
 def test_the_parts_of_published_tokenizers_are_taken(tmp_path, name):
     table = base64.b64encode((1024).to_bytes(4, "little") + bytes(1024) + b"a\0fi\0").decode()
     precompiled = {"type": "Precompiled", "precompiled_charsmap": table}
@@ -178,6 +179,7 @@ def test_the_parts_of_published_tokenizers_are_taken(tmp_path, name):
         "clip": {"type": "Sequence", "normalizers": [{"type": "NFC"}, white, {"type": "Lowercase"}]},
         "gpt-2": None,
         "bert": json.loads(tokenizers.normalizers.BertNormalizer().__getstate__()),
+        "sentencepiece": {"type": "Prepend", "prepend": "▁"},
     }
     pre_tokenizers = {
         "t5": metaspace,
@@ -185,9 +187,12 @@ def test_the_parts_of_published_tokenizers_are_taken(tmp_path, name):
         "clip": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "gpt-2": byte_level,
         "bert": {"type": "BertPreTokenizer"},
+        "sentencepiece": None,
     }
+    spaces_again = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    decoders = {"sentencepiece": {"type": "Sequence", "decoders": [spaces_again, {"type": "Fuse"}]}}
     content = json.loads(words_of(tmp_path))
-    content |= {"normalizer": normalizers[name], "pre_tokenizer": pre_tokenizers[name]}
+    content |= {"normalizer": normalizers[name], "pre_tokenizer": pre_tokenizers[name], "decoder": decoders.get(name)}
     (tmp_path / "mine.json").write_text(json.dumps(content))
     assert Tokenizer.from_file(tmp_path / "mine.json").encode(["red heart"], 4).shape == (1, 4)
 
