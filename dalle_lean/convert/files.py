@@ -32,7 +32,7 @@ def import_dalle(
     if not isinstance(fields, dict):
         raise UserError(f"{config} must hold a JSON object of DalleConfig fields")
     model = from_dalle_pytorch(read_state_dict(source), DalleConfig.from_dict(fields))
-    fingerprint = VQGAN.load(vqgan).fingerprint() if vqgan is not None else None
+    fingerprint = VQGAN.load(vqgan).codes_fingerprint() if vqgan is not None else None
     save_model(model, out, tokenizer=tokenizer, vqgan=vqgan, vqgan_fingerprint=fingerprint)
 
 

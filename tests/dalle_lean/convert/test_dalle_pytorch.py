@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -5,8 +6,10 @@ import torch
 
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch, to_dalle_pytorch
+from dalle_lean.convert.files import import_dalle
+from dalle_lean.io.model_folder import pack_model
 from tests import golden_data as golden
-from tests.tiny import DALLE_FIELDS
+from tests.tiny import DALLE_FIELDS, tiny_vqgan
 
 NAME = "dalle_tiny_shift_conv14"
 
@@ -80,3 +83,16 @@ def test_what_the_published_formats_cannot_hold_is_refused(field):
     config = DalleConfig(**shape, hidden_size=32, num_heads=2, head_size=16, **field)
     with pytest.raises(ValueError, match=f"{next(iter(field))}=.*the published formats only have"):
         to_dalle_pytorch(Dalle(config))
+
+
+def test_an_imported_model_takes_its_vqgan_with_another_decoder(tmp_path):
+    model, vqgan = Dalle(DalleConfig(**DALLE_FIELDS)), tiny_vqgan(codebook_size=40)
+    vqgan.save(tmp_path / "vqgan")
+    torch.save(to_dalle_pytorch(model), tmp_path / "weights.pt")
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    import_dalle(tmp_path / "weights.pt", tmp_path / "model", tmp_path / "config.json", vqgan=tmp_path / "vqgan")
+    vqgan.decoder.load_state_dict(tiny_vqgan(codebook_size=40, seed=1).decoder.state_dict())
+    vqgan.save(tmp_path / "other decoder")
+    pack_model(tmp_path / "model", tmp_path / "packed", vqgan=tmp_path / "other decoder")
+    packed = tmp_path / "packed" / "vqgan" / "config.json"
+    assert packed.read_bytes() == (tmp_path / "other decoder" / "config.json").read_bytes()
