@@ -140,7 +140,7 @@ def pack_model(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Write the model folder `model` to `out` with other parts or another dtype; None keeps `model`'s. ValueError if
-    `vocabulary` is not a vocabulary, `clip` not a CLIP, or the model was not trained on codes of `vqgan`."""
+    a part is not of its kind, or the model was not trained on codes of `vqgan`."""
     content = check_parts(model)
     for file in (vocabulary, card):
         if file is not None and not file.is_file():
@@ -152,10 +152,12 @@ def pack_model(
     if vocabulary is not None:
         Vocabulary.load(vocabulary)
     expected = content.get("vqgan_fingerprint")
-    if vqgan is not None and expected is not None:
+    if vqgan is not None:
         from dalle_lean.images.vqgan import VQGAN
 
-        VQGAN.load(vqgan).check_reads(expected, f"{vqgan} does not fit: {model} was trained on codes")
+        loaded = VQGAN.load(vqgan)
+        if expected is not None:
+            loaded.check_reads(expected, f"{vqgan} does not fit: {model} was trained on codes")
     new = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
     files = {name: path or model / name for name, path in new.items() if path or (model / name).exists()}
     parts: dict[str, Any] = {name.removesuffix(".json"): path for name, path in files.items() if name != "README.md"}

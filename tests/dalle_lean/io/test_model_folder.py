@@ -126,10 +126,11 @@ def test_saving_again_leaves_alone_what_is_no_part_of_the_model(folder):
     ("parts", "complaint"),
     [
         ({"clip": Path("vqgan")}, "is not of the format dalle_lean_clip/1"),
+        ({"vqgan": Path("vqgan")}, "is not of the format dalle_lean_vqgan/1"),
         ({"card": Path("nothere.md")}, r"nothere\.md: no such file"),
         ({"vocabulary": Path("nothere.json")}, r"nothere\.json: no such file"),
     ],
-    ids=["a VQGAN for a CLIP", "no card", "no vocabulary"],
+    ids=["no CLIP", "no VQGAN", "no card", "no vocabulary"],
 )
 def test_a_part_that_is_none_leaves_the_folder_as_it_was(folder, tmp_path, monkeypatch, parts, complaint):
     monkeypatch.chdir(tmp_path)
