@@ -1,4 +1,4 @@
-"""Counts with their nouns, bytes with their units, and text that UTF-8 can hold."""
+"""Counts with their nouns, amounts with their units, and text that UTF-8 can hold."""
 
 
 def utf8(text: str) -> str:
@@ -12,10 +12,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
+def human(count: float, unit: str) -> str:
+    """3 digits with the unit and its decimal prefix: 11.5 TFLOP."""
+    for prefix in ("", *"kMGTPEZ"):
+        if abs(count) < 999.5:
+            return f"{count:.3g} {prefix}{unit}"
+        count /= 1000
+    return f"{count:.3g} Y{unit}"
+
+
 def human_bytes(count: float) -> str:
     """3 digits with the decimal unit: 1.23 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.4g} TB"
+    return human(count, "B")

@@ -10,7 +10,7 @@ from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.words import human_bytes
+from dalle_lean.words import human, human_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,8 @@ def report_lines(report: CostReport) -> list[str]:
     totals = [cost.device.total, *([cost.host.total] if offloaded else [])]
     lines += [row("sum at the peak", *(human_bytes(total) for total in totals)), ""]
     lines.append(f"the peak is in: {cost.moment}")
-    lines.append(f"forward {human_flop(cost.forward.total)}, forward and backward {human_flop(cost.step.total)}")
+    forward, step = (human(flop.total, "FLOP") for flop in (cost.forward, cost.step))
+    lines.append(f"forward {forward}, forward and backward {step}")
     if report.seconds is not None:
         lines.append(f"a step takes {report.seconds:.3g} s at {report.tflops:g} TFLOP/s")
     if report.budget_bytes is not None:
@@ -119,12 +120,3 @@ def report_lines(report: CostReport) -> list[str]:
 def row(name: str, *values: str) -> str:
     """A line of the table."""
     return f"{name:<18}" + "".join(f"{value:>12}" for value in values)
-
-
-def human_flop(count: float) -> str:
-    """3 digits with the decimal unit: 11.5 TFLOP."""
-    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} PFLOP"

@@ -8,10 +8,10 @@ import pandas as pd
 
 from dalle_lean.errors import UserError
 from dalle_lean.memory.published_models import PRESETS
-from dalle_lean.memory.report import CostReport, human_flop
+from dalle_lean.memory.report import CostReport
 from dalle_lean.memory.setup import PRECISIONS, STATISTICS
 from dalle_lean.memory.shapes import TransformerShape
-from dalle_lean.words import human_bytes
+from dalle_lean.words import human, human_bytes
 from demo.calculator.switches import (
     PLAIN,
     Switches,
@@ -169,6 +169,7 @@ def show(
 def summarise(plain: CostReport, chosen: CostReport) -> str:
     """Memory, largest batches, arithmetic and parameters in a few sentences."""
     cost, host = chosen.cost, chosen.cost.host.total
+    before, after = (human(each.cost.step.total, "FLOP") for each in (plain, chosen))
     more = f", and {human_bytes(host)} on the CPU" if host else ""
     count = f"{cost.parameters:,} parameters"
     if cost.parameters < plain.cost.parameters:
@@ -177,8 +178,7 @@ def summarise(plain: CostReport, chosen: CostReport) -> str:
         f"**{chosen.priced.name}**, batch {chosen.setup.batch}, {chosen.priced.tokens} tokens per sample: "
         f"**{human_bytes(plain.cost.peak_bytes)}** plain, **{human_bytes(cost.peak_bytes)}** as chosen{more}. "
         f"A GPU of {human_bytes(chosen.budget_bytes or 0)} holds {batches(plain)} plain and {batches(chosen)} "
-        f"as chosen. A step takes {human_flop(plain.cost.step.total)} plain and {human_flop(cost.step.total)} "
-        f"as chosen, with {count}."
+        f"as chosen. A step takes {before} plain and {after} as chosen, with {count}."
     )
 
 

@@ -1,8 +1,8 @@
-"""Counts with their nouns, bytes with their units."""
+"""Counts with their nouns, amounts with their units."""
 
 import pytest
 
-from dalle_lean.words import counted, human_bytes
+from dalle_lean.words import counted, human, human_bytes
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,16 @@ def test_a_noun_has_the_number_of_its_count(count, noun, words):
 
 
 def test_bytes_are_told_in_three_digits():
-    assert [human_bytes(count) for count in (0, 999, 1234, 99_960_000, 2.5e9, 1.5e12)] == [
+    assert [human_bytes(count) for count in (0, 999, 1234, 99_960_000, 2.5e9, 1.234e12, 5.03e16)] == [
         "0 B",
         "999 B",
         "1.23 kB",
         "100 MB",
         "2.5 GB",
-        "1.5 TB",
+        "1.23 TB",
+        "50.3 PB",
     ]
+
+
+def test_an_amount_beyond_the_petas_has_three_digits_too():
+    assert human(2.15e18, "FLOP") == "2.15 EFLOP"
