@@ -10,6 +10,7 @@ def bert(layers: int, hidden: int) -> TransformerShape:
     Source: Devlin et al. 2019, section 3; the uncased English checkpoints, without the heads of pretraining.
     """
     return TransformerShape(
+        family="bert",
         layers=layers,
         hidden=hidden,
         ffn=4 * hidden,
@@ -18,10 +19,6 @@ def bert(layers: int, hidden: int) -> TransformerShape:
         vocabulary=30522,
         tokens=512,
         learnt_positions=512,
-        segments=2,
-        embedding_norm=True,
-        final_norm=False,
-        pooler=True,
     )
 
 
@@ -31,6 +28,7 @@ def t5(layers: int, hidden: int, ffn: int, heads: int, head_size: int = 64) -> T
     Source: Raffel et al. 2020, section 3.7; the checkpoints of version 1.0, 32,128 rows of vocabulary.
     """
     return TransformerShape(
+        family="t5",
         layers=layers,
         hidden=hidden,
         ffn=ffn,
@@ -38,12 +36,6 @@ def t5(layers: int, hidden: int, ffn: int, heads: int, head_size: int = 64) -> T
         head_size=head_size,
         vocabulary=32128,
         tokens=512,
-        position_buckets=32,
-        encoder_decoder=True,
-        activation="relu",
-        attention_biases=False,
-        ffn_biases=False,
-        norm_biases=False,
     )
 
 
@@ -53,6 +45,7 @@ def gpt(layers: int, hidden: int, heads: int, tokens: int = 1024) -> Transformer
     Sources: Radford et al. 2019, table 2; for GPT-3 Brown et al. 2020, table 2.1, with dense attention in every layer.
     """
     return TransformerShape(
+        family="gpt",
         layers=layers,
         hidden=hidden,
         ffn=4 * hidden,
@@ -66,6 +59,7 @@ def gpt(layers: int, hidden: int, heads: int, tokens: int = 1024) -> Transformer
 
 GPT_J = TransformerShape(
     # Wang and Komatsuzaki 2021, GPT-J-6B, its configuration file.
+    family="gpt-j",
     layers=28,
     hidden=4096,
     ffn=16384,
@@ -73,10 +67,6 @@ GPT_J = TransformerShape(
     head_size=256,
     vocabulary=50400,
     tokens=2048,
-    tied=False,
-    attention_biases=False,
-    output_bias=True,
-    norms=1,  # attention and feed-forward run in parallel after one norm
 )
 
 DALLE_12B = DalleConfig(

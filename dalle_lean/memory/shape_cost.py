@@ -64,24 +64,25 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
     else:
         layers_kept = shape.layers * sum(saved_bytes(chain) for chain in chains)
         around = layers_kept - saved_bytes(chains[-1]) + stream
-    end = tokens * STATISTIC_BYTES + stream * shape.final_norm + tokens * shape.hidden * setup.compute_bytes
+    final_norm = 0 if shape.family == "bert" else stream
+    end = tokens * STATISTIC_BYTES + final_norm + tokens * shape.hidden * setup.compute_bytes
 
     table = shape.vocabulary * shape.hidden
     block = sum(attention_sizes(shape)) * shape.attentions // shape.layers
     block += sum(feed_forward_sizes(shape)) * shape.stacks
-    blocks = min(shape.shared_blocks or shape.layers, shape.layers)
+    blocks = block * shape.blocks
     # Autocast converts what products read and keeps the copies through forward; in backward, checkpoints hold those of
     # one layer, reversible stacks all.
     converted = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
-    all_copies = converted * (block * blocks + table)
-    copies = 0 if activations == "checkpoint" else converted * block * blocks
+    all_copies = converted * (blocks + table)
+    copies = 0 if activations == "checkpoint" else converted * blocks
     layer_copies = copies or converted * block // shape.stacks
     logits = setup.batch * shape.tokens * shape.vocabulary
     wide = max(4, setup.compute_bytes)
     narrow = setup.compute_bytes if setup.compute_bytes < wide else 0
     # Gradients of shared blocks and tied tables stay until backward has passed their first use.
-    shared = setup.compute_bytes * block * blocks if shape.shared_blocks and activations != "reversible" else 0
-    tied = setup.weight_bytes * table if shape.tied else 0
+    shared = setup.compute_bytes * blocks if shape.shared_blocks and activations != "reversible" else 0
+    tied = setup.weight_bytes * table if shape.family != "gpt-j" else 0
     return [
         # Logits, again in at least float32, and log-probabilities; then the latter and two gradients.
         ("forward", Bytes(activations=layers_kept + end, logits=logits * (2 * wide + narrow), copies=all_copies)),
@@ -110,10 +111,10 @@ def layer_branches(shape: TransformerShape, setup: TrainingSetup, crossing: bool
         Op(heads, saved_bytes=4 * heads + 4 * tokens * shape.heads),
         Op(hidden, backward_temp_bytes=attention),
     ]
-    parallel = shape.norms == 1
+    parallel = shape.family == "gpt-j"
     feed = [
         Op(inner, saved_bytes=0 if parallel else hidden, backward_temp_bytes=feed_forward),
-        Op(inner, saved_bytes=0 if shape.activation == "relu" else inner),
+        Op(inner, saved_bytes=0 if shape.family == "t5" else inner),
         Op(hidden, saved_bytes=inner, backward_temp_bytes=feed_forward),
     ]
     leave = [Op(stream)]

@@ -6,33 +6,35 @@ the encoder's S outputs, in every layer.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dalle_lean.errors import UserError
+
+SEGMENTS, POSITION_BUCKETS = 2, 32
+"""Rows of BERT's table of segments and of T5's tables of relative positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape:
-    """The structure of a published transformer; the defaults are GPT-2's.
+    """The structure of a published transformer.
 
     Args:
+        family: what there is besides a LayerNorm, an attention and a LayerNorm, a feed-forward in each layer.
+            "bert": an encoder; a table of segments, a LayerNorm after the tables, a pooler [D, D] + D.
+            "t5": encoder and decoder without biases, with ReLU; a table of relative positions [buckets, heads] in the
+            first layer of each stack; a LayerNorm after the last.
+            "gpt": a decoder; a LayerNorm after the last layer.
+            "gpt-j": a decoder whose attention, without biases, and feed-forward run in parallel after one LayerNorm; a
+            LayerNorm after the last layer; an output layer with biases that is not the token table.
         layers: of each stack.
         hidden, ffn, heads, head_size: D, F and the factors of A.
         vocabulary: rows V of the token table.
         tokens: of a sample, S; at most learnt_positions if there are any.
         learnt_positions: rows of a table of positions; 0 for rotary and relative positions.
-        segments: rows of a table of segments (BERT).
-        position_buckets: rows of a table of relative positions [buckets, heads] in the first layer of a stack (T5).
-        encoder_decoder: an encoder of `layers` layers in front of the decoder.
-        tied: the token table is the output layer's weight.
-        attention_biases, ffn_biases, norm_biases, output_bias: whether there are such biases.
-        activation: "gelu" or "relu".
-        norms: LayerNorms of a layer; with 1, attention and feed-forward run in parallel. The encoder-decoder's second
-            attention has one more.
-        embedding_norm, final_norm: a LayerNorm after the tables; one after the last layer.
-        pooler: a projection [D, D] + D over the first token (BERT).
         shared_blocks: sets of weights, norms included, that the layers of a stack use in turn; None is one per layer.
     """
 
+    family: Literal["bert", "t5", "gpt", "gpt-j"]
     layers: int
     hidden: int
     ffn: int
@@ -41,19 +43,6 @@ class TransformerShape:
     vocabulary: int
     tokens: int
     learnt_positions: int = 0
-    segments: int = 0
-    position_buckets: int = 0
-    encoder_decoder: bool = False
-    tied: bool = True
-    attention_biases: bool = True
-    ffn_biases: bool = True
-    norm_biases: bool = True
-    output_bias: bool = False
-    activation: str = "gelu"
-    norms: int = 2
-    embedding_norm: bool = False
-    final_norm: bool = True
-    pooler: bool = False
     shared_blocks: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,45 +53,42 @@ class TransformerShape:
 
     @property
     def stacks(self) -> int:
-        """1, or 2 with an encoder."""
-        return 1 + self.encoder_decoder
+        """1, or 2 with an encoder in front of the decoder."""
+        return 2 if self.family == "t5" else 1
 
     @property
     def attentions(self) -> int:
         """Attentions in all layers of all stacks."""
-        return (3 if self.encoder_decoder else 1) * self.layers
+        return (3 if self.family == "t5" else 1) * self.layers
+
+    @property
+    def blocks(self) -> int:
+        """Sets of weights in a stack."""
+        return min(self.shared_blocks or self.layers, self.layers)
 
 
 def shape_parameter_sizes(shape: TransformerShape) -> list[int]:
     """Elements of each parameter tensor."""
-    blocks = min(shape.shared_blocks or shape.layers, shape.layers)
-    width, norm = shape.hidden, [shape.hidden] * (1 + shape.norm_biases)
-    layer = [*attention_sizes(shape), *feed_forward_sizes(shape), *norm * shape.norms]
-    crossing = [*attention_sizes(shape), *norm] if shape.encoder_decoder else []
-    stack_ends = [*(norm if shape.final_norm else []), *_table(shape.position_buckets, shape.heads)]
-    return [
-        *_table(shape.vocabulary, width),
-        *_table(shape.learnt_positions, width),
-        *_table(shape.segments, width),
-        *(norm if shape.embedding_norm else []),
-        *(layer * shape.stacks + crossing) * blocks,
-        *stack_ends * shape.stacks,
-        *([] if shape.tied else [shape.vocabulary * width]),
-        *([shape.vocabulary] if shape.output_bias else []),
-        *([width * width, width] if shape.pooler else []),
-    ]
+    width, table, positions = shape.hidden, shape.vocabulary * shape.hidden, shape.learnt_positions * shape.hidden
+    norm = [width] if shape.family == "t5" else [width, width]
+    layer = [*attention_sizes(shape), *feed_forward_sizes(shape), *norm]
+    if shape.family == "bert":
+        return [table, positions, SEGMENTS * width, *norm, *(layer + norm) * shape.blocks, width * width, width]
+    if shape.family == "t5":
+        crossing = [*attention_sizes(shape), *norm]
+        layers = [*(layer + norm) * 2, *crossing] * shape.blocks
+        return [table, *layers, *[*norm, POSITION_BUCKETS * shape.heads] * 2]
+    if shape.family == "gpt":
+        return [table, positions, *(layer + norm) * shape.blocks, *norm]
+    return [table, *layer * shape.blocks, *norm, table, shape.vocabulary]
 
 
 def attention_sizes(shape: TransformerShape) -> list[int]:
     """Queries, keys and values [A, D] each, output [D, A]; biases."""
     inner = shape.heads * shape.head_size
-    return [shape.hidden * inner] * 4 + ([inner] * 3 + [shape.hidden] if shape.attention_biases else [])
+    return [shape.hidden * inner] * 4 + ([inner] * 3 + [shape.hidden] if shape.family in ("bert", "gpt") else [])
 
 
 def feed_forward_sizes(shape: TransformerShape) -> list[int]:
     """[F, D] and [D, F]; biases."""
-    return [shape.hidden * shape.ffn] * 2 + ([shape.ffn, shape.hidden] if shape.ffn_biases else [])
-
-
-def _table(rows: int, columns: int) -> list[int]:
-    return [rows * columns] if rows else []
+    return [shape.hidden * shape.ffn] * 2 + ([shape.ffn, shape.hidden] if shape.family != "t5" else [])
