@@ -1,4 +1,5 @@
-"""Bytes that the operations of a branch allocate: results, what they save for backward, temporaries.
+"""Step: what memory depends on; and the bytes that the operations of a branch allocate: results, what they save for
+backward, temporaries.
 
 b samples at once, S positions, P text positions, f side of the grid, D hidden size, A = heads at once x head size,
 U outputs of the feed-forward's first layer, I inputs of its second, n tokens at once.
@@ -6,6 +7,7 @@ U outputs of the feed-forward's first layer, I inputs of its second, n tokens at
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dalle_lean.memory.flops import window
 from dalle_lean.memory.parameters import projection_shapes, projection_sizes
@@ -18,36 +20,62 @@ STATISTIC_BYTES = 8
 
 
 @dataclass(frozen=True)
-class NumberBytes:
-    """Bytes of one number, by its role."""
+class Step:
+    """One forward and backward under a plan and a setup. `weight` to `mixed` are bytes of one number, by its role."""
 
-    weight: int
-    compute: int
-    """In projections and attention."""
-    stream: int
-    """In the residual streams."""
-    buffer: int
-    """In the gradient buffers of hand-written backward passes: at least float32."""
-    mixed: int
-    """In the wider copy of a `compute` number that a CPU makes to add it to a buffer; 0 on a GPU."""
+    config: DalleConfig
+    plan: MemoryPlan
+    setup: TrainingSetup
 
-    @classmethod
-    def of(cls, plan: MemoryPlan, setup: TrainingSetup) -> "NumberBytes":
-        """The sizes under a plan and a setup."""
-        stream = DTYPE_BYTES[plan.residual_dtype] if plan.residual_dtype else max(4, setup.weight_bytes)
-        buffer = max(4, setup.weight_bytes)
-        mixed = buffer if setup.device == "cpu" and setup.compute_bytes != buffer else 0
-        return cls(setup.weight_bytes, setup.compute_bytes, stream, buffer, mixed)
+    @cached_property
+    def weight(self) -> int:
+        """In the weights and their gradients."""
+        return self.setup.weight_bytes
 
-    @property
+    @cached_property
+    def compute(self) -> int:
+        """In projections and attention."""
+        return self.setup.compute_bytes
+
+    @cached_property
     def wide(self) -> int:
         """At least float32: softmax, rotary, loss."""
         return max(4, self.compute)
 
-    @property
+    @cached_property
+    def stream(self) -> int:
+        """In the residual streams."""
+        return DTYPE_BYTES[self.plan.residual_dtype] if self.plan.residual_dtype else self.buffer
+
+    @cached_property
+    def buffer(self) -> int:
+        """In the gradient buffers of hand-written backward passes: at least float32."""
+        return max(4, self.weight)
+
+    @cached_property
+    def mixed(self) -> int:
+        """In the wider copy of a `compute` number that a CPU makes to add it to a buffer; 0 on a GPU."""
+        return self.buffer if self.setup.device == "cpu" and self.compute != self.buffer else 0
+
+    @cached_property
     def casts(self) -> bool:
         """Whether weights are converted for the computation."""
         return self.weight != self.compute
+
+    @cached_property
+    def stream_bytes(self) -> int:
+        """Of one residual stream, [B, S, D]."""
+        return self.setup.batch * self.config.sequence_len * self.config.hidden_size * self.stream
+
+    @cached_property
+    def activations(self) -> str:
+        """Where backward gets its activations."""
+        return self.plan.activations_for(self.config)
+
+    @cached_property
+    def recomputes(self) -> bool:
+        """Whether backward recomputes branches in chunks."""
+        return self.plan.recomputes(self.config)
 
 
 @dataclass(frozen=True)
@@ -91,27 +119,27 @@ def backward_peak(chain: Sequence[Op], entering: int) -> int:
     return max(peaks)
 
 
-def input_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[Op]:
+def input_chain(step: Step, tokens: int) -> list[Op]:
     """LayerNorm of the stream [n, D], which saves it; conversion; token shift."""
-    width = tokens * config.hidden_size
-    chain = [Op(width * number.stream, saved_bytes=width * number.stream + tokens * STATISTIC_BYTES)]
-    if number.compute != number.stream:
-        chain.append(Op(width * number.compute))
-    if config.token_shift:
-        chain.append(Op(width * number.compute))
+    width = tokens * step.config.hidden_size
+    chain = [Op(width * step.stream, saved_bytes=width * step.stream + tokens * STATISTIC_BYTES)]
+    if step.compute != step.stream:
+        chain.append(Op(width * step.compute))
+    if step.config.token_shift:
+        chain.append(Op(width * step.compute))
     return chain
 
 
-def output_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[Op]:
+def output_chain(step: Step, tokens: int) -> list[Op]:
     """Conversion of the branch's output [n, D]; sandwich LayerNorm; LayerScale, which saves its input."""
-    width = tokens * config.hidden_size * number.stream
-    chain = [Op(width)] if number.compute != number.stream else []
-    if config.sandwich_norm:
+    width = tokens * step.config.hidden_size * step.stream
+    chain = [Op(width)] if step.compute != step.stream else []
+    if step.config.sandwich_norm:
         chain.append(Op(width, saved_bytes=width + tokens * STATISTIC_BYTES))
     return [*chain, Op(width, saved_bytes=width, backward_temp_bytes=width)]
 
 
-def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int, share: float, recomputed: bool) -> Op:
+def project_op(step: Step, name: str, tokens: int, share: float, recomputed: bool) -> Op:
     """A projection of n tokens, which saves its input; `share` is the part of it that a group of heads uses.
 
     Backward makes the weight's gradient; a recomputing one adds it to its buffer directly if the types agree. PixelFly
@@ -119,30 +147,32 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
     Backward holds the result's gradient reordered and, beside the sum of the input's gradients, one more of them; a
     wide input with a single block per butterfly has freed as much by then.
     """
+    config = step.config
     in_features, out_features, _ = projection_shapes(config)[name]
     elements = round(share * sum(projection_sizes(config, in_features, out_features, bias=False)))
     if name == "out":
         in_features = round(in_features * share)
     else:
         out_features = round(out_features * share)
-    inputs, outputs = (tokens * features * number.compute for features in (in_features, out_features))
+    inputs, outputs = (tokens * features * step.compute for features in (in_features, out_features))
     if config.pixelfly_rank is not None:
         wide = in_features > out_features
         saved = inputs * (1 + (wide and config.pixelfly_rank > 0))
         summed = inputs * (not wide or config.pixelfly_butterfly_size > 1)
         return Op(outputs, saved_bytes=saved, forward_temp_bytes=2 * outputs, backward_temp_bytes=outputs + summed)
-    in_place = recomputed and number.compute == number.buffer
-    grad = 0 if in_place else elements * (number.compute + number.mixed)
+    in_place = recomputed and step.compute == step.buffer
+    grad = 0 if in_place else elements * (step.compute + step.mixed)
     return Op(outputs, saved_bytes=inputs, backward_temp_bytes=grad)
 
 
-def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, recomputed: bool) -> list[Op]:
+def feed_forward_chain(step: Step, tokens: int, recomputed: bool) -> list[Op]:
     """up, activation, down over n tokens.
 
     A gated activation saves values and gates; GEGLU's backward makes a temporary of its result's size, the other
     activations save one more tensor of that size.
     """
-    inner = tokens * config.ffn_multiplier * config.hidden_size * number.compute
+    config = step.config
+    inner = tokens * config.ffn_multiplier * config.hidden_size * step.compute
     squared = config.ffn_activation == "relu_squared"
     if config.ffn_gated and config.ffn_activation == "gelu":
         activation = Op(inner, saved_bytes=2 * inner, backward_temp_bytes=inner)
@@ -152,29 +182,28 @@ def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, re
         # ReLU saves its result, which a dense layer behind it saves as well.
         shared = config.ffn_activation == "relu" and config.pixelfly_rank is None
         activation = Op(inner, saved_bytes=0 if shared else inner, backward_temp_bytes=2 * inner * squared)
-    up, down = (project_op(config, number, name, tokens, 1, recomputed) for name in ("up", "down"))
+    up, down = (project_op(step, name, tokens, 1, recomputed) for name in ("up", "down"))
     return [up, activation, down]
 
 
-def attention_chain(
-    config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int, recomputed: bool
-) -> list[Op]:
+def attention_chain(step: Step, kind: str, samples: int, heads: int, recomputed: bool) -> list[Op]:
     """qkv, rotation, attention of the given kind, out; over some samples and heads."""
+    config = step.config
     tokens, share = samples * config.sequence_len, heads / config.num_heads
-    values = tokens * heads * config.head_size * number.compute  # bytes of the queries; as many of keys and of values
-    chain = [project_op(config, number, "qkv", tokens, share, recomputed)]
+    values = tokens * heads * config.head_size * step.compute  # bytes of the queries; as many of keys and of values
+    chain = [project_op(step, "qkv", tokens, share, recomputed)]
     if heads < config.num_heads:
         chain.append(Op(3 * values))  # three projections are stacked
     if config.rotary:
-        pairs = round(3 * values / number.compute * number.wide * rotated_share(config))
-        rotated = pairs if number.compute == number.wide else 2 * pairs
+        pairs = round(3 * values / step.compute * step.wide * rotated_share(config))
+        rotated = pairs if step.compute == step.wide else 2 * pairs
         chain.append(Op(3 * values, forward_temp_bytes=rotated, backward_temp_bytes=rotated))
     # Splitting into queries, keys and values copies nothing, but their gradients are stacked.
     chain.append(Op(3 * values))
-    out = project_op(config, number, "out", tokens, share, recomputed)
+    out = project_op(step, "out", tokens, share, recomputed)
     if kind == "full":
-        return [*chain, full_op(config, number, samples, heads), Op(values), out]
-    return [*chain, Op(values), *window_chain(config, number, kind, samples, heads), Op(values), out]
+        return [*chain, full_op(step, samples, heads), Op(values), out]
+    return [*chain, Op(values), *window_chain(step, kind, samples, heads), Op(values), out]
 
 
 def rotated_share(config: DalleConfig) -> float:
@@ -182,14 +211,14 @@ def rotated_share(config: DalleConfig) -> float:
     return 6 * (config.head_size // 3 // 2) / config.head_size
 
 
-def full_op(config: DalleConfig, number: NumberBytes, samples: int, heads: int) -> Op:
+def full_op(step: Step, samples: int, heads: int) -> Op:
     """Fused attention: saves queries, keys, values, its result and a log-sum-exp for each query."""
-    rows = samples * heads * config.sequence_len
-    values = rows * config.head_size * number.compute
-    return Op(values, saved_bytes=4 * values + rows * number.wide)
+    rows = samples * heads * step.config.sequence_len
+    values = rows * step.config.head_size * step.compute
+    return Op(values, saved_bytes=4 * values + rows * step.wide)
 
 
-def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int) -> list[Op]:
+def window_chain(step: Step, kind: str, samples: int, heads: int) -> list[Op]:
     """Text over text, then codes over the text and their windows; from scaled queries to the heads' results.
 
     With X scores of codes and W codes in all windows: the text saves queries, scaled queries, keys and values; the
@@ -197,13 +226,14 @@ def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: i
     forward: 2 X, or X and three results; in backward: 3 X, or the window's scores with the gradients of its lines and
     keys.
     """
+    config = step.config
     text, side, size = config.num_text_positions, config.image_side, config.head_size
-    each = samples * heads * number.compute
+    each = samples * heads * step.compute
     values, text_values = each * config.sequence_len * size, each * text * size
     text_scores, scores = each * text**2, each * side**2 * (text + window(config, kind))
     codes = each * side**2 * size
     windows = codes * window(config, kind) // side
-    softmax = (number.wide + number.compute * (number.compute < number.wide)) // number.compute
+    softmax = (step.wide + step.compute * (step.compute < step.wide)) // step.compute
     # Without rotation they are views of qkv, and products save copies of the text's part.
     whole = 4 * values if config.rotary else 3 * text_values
     # Columns are strided: products copy their operands once more, queries twice.
@@ -211,7 +241,7 @@ def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: i
     saved = (1 + across) * codes + 2 * windows + softmax * scores
     forward_temp = max(2 * scores, scores + (6 if across else 3) * codes + text_values) - values
     backward_temp = max(3 * scores, each * side**2 * window(config, kind) + codes + windows)
-    text_back = text_scores // number.compute * (2 * number.wide - number.compute * (number.compute < number.wide))
+    text_back = text_scores // step.compute * (2 * step.wide - step.compute * (step.compute < step.wide))
     return [
         Op(
             text_values,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from dalle_lean.memory.branch_bytes import BranchSpec, branches_of, recomputed_branch_peak, whole_chain
-from dalle_lean.memory.operations import STATISTIC_BYTES, NumberBytes, backward_peak, saved_bytes
+from dalle_lean.memory.operations import STATISTIC_BYTES, Step, backward_peak, saved_bytes
 from dalle_lean.memory.parameters import block_sizes, layer_sizes, projection_shapes, projection_sizes
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
@@ -54,92 +54,63 @@ PeakPoint = tuple[str, Bytes]
 """The name of a point, and its bytes besides weights, their gradients and the optimizer's."""
 
 
-@dataclass(frozen=True)
-class TrainingStep:
-    """What the memory of one forward and backward depends on."""
-
-    config: DalleConfig
-    plan: MemoryPlan
-    setup: TrainingSetup
-
-    @property
-    def number(self) -> NumberBytes:
-        """Bytes of a number, by its role."""
-        return NumberBytes.of(self.plan, self.setup)
-
-    @property
-    def stream(self) -> int:
-        """Bytes of one residual stream, [B, S, D]."""
-        return self.setup.batch * self.config.sequence_len * self.config.hidden_size * self.number.stream
-
-    @property
-    def activations(self) -> str:
-        """Where backward gets its activations."""
-        return self.plan.activations_for(self.config)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether backward recomputes branches in chunks."""
-        return self.plan.recomputes(self.config)
-
-
 def peak_points(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Iterator[PeakPoint]:
     """The loss, each branch's backward from the last to the first, the embedding's backward."""
     if setup.weight_bytes < 4:  # gradients of low-precision weights are accumulated in float32 first
         plan = replace(plan, grads_in_place=False)
-    step = TrainingStep(config, plan, setup)
+    step = Step(config, plan, setup)
     yield from loss_peaks(step)
     yield from recomputed_peaks(step) if step.recomputes else kept_peaks(step)
     yield embedding_peak(step)
 
 
-def rotary_bytes(step: TrainingStep) -> int:
+def rotary_bytes(step: Step) -> int:
     """The table of cosines and sines, [2, S, 3 n], for three blocks of n pairs of channels."""
     if not step.config.rotary:
         return 0
     pairs = 3 * (step.config.head_size // 3 // 2)
-    return 2 * step.config.sequence_len * pairs * (8 if step.number.stream == 8 else 4)
+    return 2 * step.config.sequence_len * pairs * (8 if step.stream == 8 else 4)
 
 
-def block_copies(step: TrainingStep) -> int:
+def block_copies(step: Step) -> int:
     """Copies of all blocks' projections in the compute dtype, if the weights have another."""
     blocks = max(step.config.layer_blocks) + 1
-    return sum(block_sizes(step.config)) * blocks * step.number.compute if step.number.casts else 0
+    return sum(block_sizes(step.config)) * blocks * step.compute if step.casts else 0
 
 
-def final_norm_bytes(step: TrainingStep) -> int:
+def final_norm_bytes(step: Step) -> int:
     """The last LayerNorm saves its input (a stream) and statistics; the loss saves its result (another stream)."""
-    return 2 * step.stream + step.setup.batch * step.config.sequence_len * STATISTIC_BYTES
+    return 2 * step.stream_bytes + step.setup.batch * step.config.sequence_len * STATISTIC_BYTES
 
 
-def stack_kept(step: TrainingStep) -> int:
+def stack_kept(step: Step) -> int:
     """What the stack saves for backward.
 
     reversible: two streams. checkpoint: the input of each branch, 2 L streams. selective: the input of each layer and
     the outputs of its projections. keep: everything that the branches' operations save.
     """
     if step.activations == "reversible":
-        return 2 * step.stream
+        return 2 * step.stream_bytes
     if step.activations == "checkpoint":
-        return 2 * step.config.num_layers * step.stream
+        return 2 * step.config.num_layers * step.stream_bytes
     branches = branches_of(step.config)
     if step.activations == "selective":
         return sum(selective_kept(step, branch) for branch in branches)
     return sum(branch_kept(step, branch) for branch in branches)
 
 
-def branch_kept(step: TrainingStep, branch: BranchSpec) -> int:
+def branch_kept(step: Step, branch: BranchSpec) -> int:
     """What autograd saves in a branch."""
-    return saved_bytes(whole_chain(step.config, step.number, branch, step.setup.batch))
+    return saved_bytes(whole_chain(step, branch))
 
 
-def selective_kept(step: TrainingStep, branch: BranchSpec) -> int:
+def selective_kept(step: Step, branch: BranchSpec) -> int:
     """Outputs of a branch's projections; for attention also the layer's input."""
     config = step.config
     tokens = step.setup.batch * config.sequence_len
     inner = config.num_heads * config.head_size
     outputs = (1 + config.ffn_gated) * config.ffn_multiplier * config.hidden_size if branch.kind is None else 3 * inner
-    return tokens * (outputs + config.hidden_size) * step.number.compute + (step.stream if branch.kind else 0)
+    return tokens * (outputs + config.hidden_size) * step.compute + (step.stream_bytes if branch.kind else 0)
 
 
 def sections(config: DalleConfig) -> list[tuple[int, int]]:
@@ -148,91 +119,91 @@ def sections(config: DalleConfig) -> list[tuple[int, int]]:
     return [(config.text_len, config.num_text_tokens), *image]
 
 
-def output_buffer(step: TrainingStep, number_bytes: int) -> int:
+def output_buffer(step: Step, number_bytes: int) -> int:
     """Gradients of the output layer: [V, D] and [V]."""
     return step.config.num_tokens * (step.config.hidden_size + 1) * number_bytes
 
 
-def loss_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
+def loss_peaks(step: Step) -> Iterator[PeakPoint]:
     """The loss over `loss_tokens` tokens at once: logits with their softmax, or with their gradient and its product."""
-    number, config = step.number, step.config
+    config = step.config
     standing = stack_kept(step) + final_norm_bytes(step)
     copies = rotary_bytes(step) + (0 if step.recomputes else block_copies(step))
     if step.plan.loss_tokens is None:
         yield from whole_loss_peaks(step, standing, copies)
         return
-    held = Bytes(activations=standing + step.stream, copies=copies)
-    buffers = 0 if step.plan.grads_in_place else output_buffer(step, number.buffer)
+    held = Bytes(activations=standing + step.stream_bytes, copies=copies)
+    buffers = 0 if step.plan.grads_in_place else output_buffer(step, step.buffer)
     for positions, rows in sections(config):
         samples = min(step.setup.batch, max(1, step.plan.loss_tokens // positions))
         logits = samples * min(step.plan.loss_tokens, positions) * rows
-        narrow = logits * number.compute if number.compute < number.wide else 0
-        mixed = number.compute + number.mixed if number.compute != number.buffer else 0
+        narrow = logits * step.compute if step.compute < step.wide else 0
+        mixed = step.compute + step.mixed if step.compute != step.buffer else 0
         product = rows * config.hidden_size * mixed
-        cast = rows * (config.hidden_size + 1) * number.compute if number.casts else 0
-        at_once = logits * number.wide + max(logits * number.wide, narrow + product)
+        cast = rows * (config.hidden_size + 1) * step.compute if step.casts else 0
+        at_once = logits * step.wide + max(logits * step.wide, narrow + product)
         yield "loss", held + Bytes(gradient_buffers=buffers, logits=at_once, copies=cast)
-    if number.buffer != number.weight:
-        yield "hand-over", held + Bytes(gradient_buffers=output_buffer(step, number.buffer + number.weight))
+    if step.buffer != step.weight:
+        yield "hand-over", held + Bytes(gradient_buffers=output_buffer(step, step.buffer + step.weight))
 
 
-def whole_loss_peaks(step: TrainingStep, standing: int, copies: int) -> Iterator[PeakPoint]:
+def whole_loss_peaks(step: Step, standing: int, copies: int) -> Iterator[PeakPoint]:
     """The loss over all tokens at once: end of forward; backward of the image's part; the output layer's gradient.
 
     Autograd holds three of the latter: the image rows' gradient padded to all rows, the text rows', and that padded to
     all rows; a language model has one section only, and so one less.
     """
-    number, config, batch = step.number, step.config, step.setup.batch
+    config, batch = step.config, step.setup.batch
     width = config.hidden_size
-    log_probabilities = sum(batch * positions * rows for positions, rows in sections(config)) * number.wide
-    cast = config.num_tokens * width * number.compute if number.casts else 0
-    inputs = batch * config.sequence_len * width * number.compute
+    log_probabilities = sum(batch * positions * rows for positions, rows in sections(config)) * step.wide
+    cast = config.num_tokens * width * step.compute if step.casts else 0
+    inputs = batch * config.sequence_len * width * step.compute
     image = batch * math.prod(sections(config)[-1])
-    narrow = image * number.compute if number.compute < number.wide else 0
+    narrow = image * step.compute if step.compute < step.wide else 0
     kept = Bytes(activations=standing + inputs, copies=copies + cast)
-    yield "loss", kept + Bytes(logits=log_probabilities + image * number.wide + narrow)
-    yield "loss backward", kept + Bytes(logits=log_probabilities + 2 * image * number.wide)
-    text_rows = sections(config)[0][1] * width * number.weight if config.image_len else 0
-    buffers = 2 * output_buffer(step, number.weight) + text_rows
+    yield "loss", kept + Bytes(logits=log_probabilities + image * step.wide + narrow)
+    yield "loss backward", kept + Bytes(logits=log_probabilities + 2 * image * step.wide)
+    text_rows = sections(config)[0][1] * width * step.weight if config.image_len else 0
+    buffers = 2 * output_buffer(step, step.weight) + text_rows
     yield "output layer", Bytes(gradient_buffers=buffers, activations=standing, copies=copies)
 
 
-def tied_buffer(step: TrainingStep) -> int:
+def tied_buffer(step: Step) -> int:
     """The output layer's gradient, kept until the embedding's if they share a table, unless the chunked loss adds it in
     place."""
     waits = step.config.tie_embeddings and not (step.plan.grads_in_place and step.plan.loss_tokens is not None)
-    return step.config.num_tokens * step.config.hidden_size * step.number.weight if waits else 0
+    return step.config.num_tokens * step.config.hidden_size * step.weight if waits else 0
 
 
-def held_bytes(step: TrainingStep) -> Bytes:
+def held_bytes(step: Step) -> Bytes:
     """What is held through the backward of all branches."""
     return Bytes(gradient_buffers=tied_buffer(step), copies=rotary_bytes(step) + block_copies(step))
 
 
-def recomputed_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
+def recomputed_peaks(step: Step) -> Iterator[PeakPoint]:
     """Each branch's backward, with the gradient buffers of all branches from the last to this one.
 
     reversible: the two streams, which are rebuilt in place, their two gradients and the incoming one; at the end also
     the sum of the two gradients.
     checkpoint: the kept inputs, the incoming gradient and two of the branch, of which one is left at the end.
     """
-    config, plan, number = step.config, step.plan, step.number
+    config = step.config
     kept = 2 * config.num_layers
     streams, last_streams = (5, 6) if step.activations == "reversible" else (kept + 3, kept + 2)
     branches = branches_of(config)
-    batch = step.setup.batch
-    peaks = {branch: recomputed_branch_peak(config, number, plan, branch, batch) for branch in set(branches)}
+    peaks = {branch: recomputed_branch_peak(step, branch) for branch in set(branches)}
     own, touched = sum(layer_sizes(config)) // 2, set[tuple[int, bool]]()
     held, elements = held_bytes(step), 0
     for branch in reversed(branches):
         part = (branch.block, branch.kind is None)
         elements += own + (0 if part in touched else sum(branch_sizes(config, branch)))
         touched.add(part)
-        buffers = 0 if plan.grads_in_place else elements * number.buffer
-        yield "branch", held + Bytes(gradient_buffers=buffers, activations=streams * step.stream, layer=peaks[branch])
-    if number.buffer != number.weight:
-        buffers = elements * (number.buffer + number.weight)  # and their copies in the weights' type
-        yield "hand-over", held + Bytes(gradient_buffers=buffers, activations=last_streams * step.stream)
+        buffers = 0 if step.plan.grads_in_place else elements * step.buffer
+        at_once = Bytes(gradient_buffers=buffers, activations=streams * step.stream_bytes, layer=peaks[branch])
+        yield "branch", held + at_once
+    if step.buffer != step.weight:
+        buffers = elements * (step.buffer + step.weight)  # and their copies in the weights' type
+        yield "hand-over", held + Bytes(gradient_buffers=buffers, activations=last_streams * step.stream_bytes)
 
 
 def branch_sizes(config: DalleConfig, branch: BranchSpec) -> list[int]:
@@ -242,13 +213,13 @@ def branch_sizes(config: DalleConfig, branch: BranchSpec) -> list[int]:
     return [size for name in names for size in projection_sizes(config, *shapes[name])]
 
 
-def kept_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
+def kept_peaks(step: Step) -> Iterator[PeakPoint]:
     """Each branch's backward, from the last to the first, while the activations of those before it are still kept.
 
     selective: when backward reaches a layer, everything in its two branches is computed again.
     The gradient of a block's weights stays in the compute dtype until the block's first layer is done.
     """
-    config, number = step.config, step.number
+    config = step.config
     branches = branches_of(config)
     kept_by = selective_kept if step.activations == "selective" else branch_kept
     held, before = held_bytes(step), [0]
@@ -259,18 +230,18 @@ def kept_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
         beside = 0 if index == first_of_layer else branch_kept(step, branches[first_of_layer])
         later, earlier = {b.block for b in branches[index + 1 :]}, {b.block for b in branches[: index + 1]}
         own = Bytes(
-            gradient_buffers=len(later & earlier) * sum(block_sizes(config)) * number.compute,
+            gradient_buffers=len(later & earlier) * sum(block_sizes(config)) * step.compute,
             activations=before[first_of_layer] + beside,
-            layer=backward_peak(whole_chain(config, number, branch, step.setup.batch), step.stream) + step.stream,
+            layer=backward_peak(whole_chain(step, branch), step.stream_bytes) + step.stream_bytes,
         )
         yield "branch", held + own
 
 
-def embedding_peak(step: TrainingStep) -> PeakPoint:
+def embedding_peak(step: Step) -> PeakPoint:
     """The gradient of the table, [V, D], beside the tied output layer's; in place, only the stream's."""
-    table = step.config.num_tokens * step.config.hidden_size * step.number.weight
+    table = step.config.num_tokens * step.config.hidden_size * step.weight
     return "embedding", Bytes(
         gradient_buffers=tied_buffer(step) + (0 if step.plan.grads_in_place else table),
-        activations=step.stream,
+        activations=step.stream_bytes,
         copies=rotary_bytes(step),
     )

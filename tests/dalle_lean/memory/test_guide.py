@@ -12,7 +12,7 @@ from dalle_lean import MemoryPlan
 from dalle_lean.language import LanguageConfig, LanguageModel
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.branch_bytes import branches_of, recomputed_branch_peak
-from dalle_lean.memory.operations import NumberBytes
+from dalle_lean.memory.operations import Step
 from dalle_lean.optim.lamb import Lamb
 from dalle_lean.optim.parameter_groups import parameter_groups
 
@@ -87,7 +87,7 @@ def test_the_feed_forwards_backward_takes_what_the_text_says():
     feed_forward = branches_of(REVERSIBLE)[1]
 
     def peak_bytes(plan):
-        return recomputed_branch_peak(REVERSIBLE, NumberBytes.of(plan, setup), plan, feed_forward, 4)
+        return recomputed_branch_peak(Step(REVERSIBLE, plan, setup), feed_forward)
 
     assert "16 D n b at once; t tokens at a time, (2 n + 16 t) D b, but at least 3 n D b" in SAID
     assert peak_bytes(PIECES) == pytest.approx(16 * tokens * width, rel=0.01)
