@@ -1,6 +1,7 @@
 """The fastest plan that fits into memory, and the largest batch."""
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -77,32 +78,20 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
     )
 
 
-def plan_for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> MemoryPlan:
-    """The fastest plan whose predicted peak on the device fits; also `MemoryPlan.for_budget`.
-
-    Args:
-        setup: other fields of TrainingSetup: types, optimizer, device.
-
-    Raises:
-        ValueError: none fits; says how much the leanest needs and which batch would fit.
-    """
+def for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> MemoryPlan:
+    """`fastest_plan` for a TrainingSetup of this batch and these other fields."""
     return fastest_plan(config, TrainingSetup(batch=batch, **setup), budget_bytes)
 
 
-MemoryPlan.for_budget = staticmethod(plan_for_budget)
+MemoryPlan.for_budget = staticmethod(for_budget)
 
 
 def largest_batch(peak_of: Callable[[int], int], budget_bytes: float) -> int:
     """The largest batch whose peak fits, 0 if none does; `peak_of` must be monotonic in the batch."""
-    if peak_of(1) > budget_bytes:
-        return 0
-    fits, too_large = 1, 2
+    too_large = 1
     while peak_of(too_large) <= budget_bytes:
-        fits, too_large = too_large, 2 * too_large
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        fits, too_large = (middle, too_large) if peak_of(middle) <= budget_bytes else (fits, middle)
-    return fits
+        too_large *= 2
+    return bisect_right(range(1, too_large), budget_bytes, lo=too_large // 2, key=peak_of)
 
 
 def describe(plan: MemoryPlan) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost
-from dalle_lean.memory.plan_search import describe, fastest_plan, largest_batch, parse_bytes, parse_plan
+from dalle_lean.memory.plan_search import describe, fastest_plan, largest_batch
 from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
@@ -50,19 +50,18 @@ def report_cost(
     priced: PricedModel,
     *,
     setup: TrainingSetup,
-    plan: str | None = None,
-    budget: str | None = None,
+    plan: MemoryPlan | None = None,
+    budget_bytes: float | None = None,
     tflops: float | None = None,
 ) -> CostReport:
-    """The cost under `plan`; if it is None, under the fastest plan that fits `budget`, or without one the model's own.
+    """The cost under `plan`; if None, under the fastest plan that fits the budget, or without one the model's own.
 
     Raises:
-        ValueError: a plan or budget is malformed, the model does not support the plan, or no plan fits the budget.
+        ValueError: the model does not support the plan, or no plan fits the budget.
     """
     if tflops is not None and not 0 < tflops < float("inf"):
         raise UserError(f"--tflops {tflops}: must be a finite number above 0")
-    budget_bytes = None if budget is None else parse_bytes(budget)
-    chosen = priced.plan if plan is None else parse_plan(plan)
+    chosen = plan or priced.plan
     if plan is None and budget_bytes is not None:
         chosen = plan_within(priced, chosen, setup, budget_bytes)
     if not setup.is_lamb:  # only LAMB supports these

@@ -55,6 +55,7 @@ def calculator(
     port: Annotated[int, typer.Option(help="With --page: TCP port, or the next free one.", min=1, max=65535)] = 7860,
 ) -> None:
     """Show what a training step costs: parameters, memory by kind on device and host, arithmetic."""
+    from dalle_lean.memory.plan_search import parse_bytes, parse_plan
     from dalle_lean.memory.report import report_cost, report_lines
     from dalle_lean.require import require
     from training.run.subjects import find_subject
@@ -70,12 +71,14 @@ def calculator(
         say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
         wait(server)
         return
+    chosen = None if plan is None else parse_plan(plan)
+    budget_bytes = None if budget is None else parse_bytes(budget)
     fields = {"tokens": tokens, "shared_blocks": shared_blocks}
     given = {name: value for name, value in fields.items() if value is not None}
-    subject = find_subject(model, precision=precision, optimizer=optimizer, plan=plan, model=given)
+    subject = find_subject(model, precision=precision, optimizer=optimizer, plan=chosen, model=given)
     setup = dataclasses.replace(
         subject.setup, batch=subject.setup.batch if batch is None else batch, device=device or "cuda"
     )
-    report = report_cost(subject, setup=setup, plan=plan, budget=budget, tflops=tflops)
+    report = report_cost(subject, setup=setup, plan=chosen, budget_bytes=budget_bytes, tflops=tflops)
     for line in [json_format.dumps(report.to_dict())] if json else report_lines(report):
         say(line)

@@ -7,7 +7,6 @@ from typing import Any
 
 from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.memory.plan_search import describe
 from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.report import CostReport, report_cost
@@ -110,8 +109,6 @@ def report_with(
         fields["shared_blocks"] = None if switches.sharing == NO_SHARING else int(switches.sharing)
     base = MemoryPlan(loss_tokens=None) if switches == PLAIN else default.plan
     plan = dataclasses.replace(base, activations=switches.activations, offload_optimizer=switches.offload)
-    subject = find_subject(
-        name, precision=switches.precision, optimizer=switches.optimizer, plan=describe(plan), model=fields
-    )
+    subject = find_subject(name, precision=switches.precision, optimizer=switches.optimizer, plan=plan, model=fields)
     setup = subject.setup if batch is None else dataclasses.replace(subject.setup, batch=batch)
-    return report_cost(subject, setup=setup, plan=describe(plan), budget=f"{budget_gb:f}GB")
+    return report_cost(subject, setup=setup, plan=plan, budget_bytes=budget_gb * 1e9)

@@ -8,7 +8,6 @@ from typing import Any
 from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json
-from dalle_lean.memory.plan_search import parse_plan
 from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
@@ -34,7 +33,7 @@ def find_subject(
     *,
     precision: str | None = None,
     optimizer: str | None = None,
-    plan: str | None = None,
+    plan: MemoryPlan | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> PricedModel:
     """Find the model called `name`, with the given settings in place of its own.
@@ -55,7 +54,7 @@ def find_subject(
     changed_model(of_recipe(title, recipe), model or {})
     memory = recipe.memory
     if plan is not None:
-        memory = dataclasses.replace(memory, **dataclasses.asdict(parse_plan(plan)))
+        memory = dataclasses.replace(memory, **dataclasses.asdict(plan))
     recipe = dataclasses.replace(
         recipe,
         model={**recipe.model, **(model or {})},
