@@ -56,8 +56,6 @@ class ThingClassifier:
         """Read a classifier folder; ValueError names what is missing, altered or wrong."""
         folder = Path(folder)
         config = read_config(folder)
-        if not (folder / WEIGHTS).is_file():
-            raise UserError(f"{folder}: {WEIGHTS} is missing")
         try:
             classifier = cls(config["things"], config["picture_side"], device)
         except UserError as error:
