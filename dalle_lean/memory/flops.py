@@ -23,7 +23,6 @@ class Flop:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.projections + self.attention + self.output
 
 

@@ -69,12 +69,10 @@ class Step:
 
     @cached_property
     def activations(self) -> str:
-        """Where backward gets its activations."""
         return self.plan.activations_for(self.config)
 
     @cached_property
     def recomputes(self) -> bool:
-        """Whether backward recomputes branches in chunks."""
         return self.plan.recomputes(self.config)
 
 

@@ -42,11 +42,9 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """Their sum."""
         return sum(self.by_kind().values())
 
     def by_kind(self) -> dict[str, int]:
-        """Name of each kind and its bytes."""
         return dict(vars(self))
 
 

@@ -26,7 +26,6 @@ class PricedModel:
         return self.model.sequence_len if isinstance(self.model, DalleConfig) else self.model.tokens
 
     def cost(self, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
-        """The cost of one step."""
         if isinstance(self.model, DalleConfig):
             return cost_of(self.model, plan, setup)
         return shape_cost(self.model, plan, setup)

@@ -117,5 +117,4 @@ def report_lines(report: CostReport) -> list[str]:
 
 
 def row(name: str, *values: str) -> str:
-    """A line of the table."""
     return f"{name:<18}" + "".join(f"{value:>12}" for value in values)

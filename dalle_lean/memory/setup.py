@@ -69,7 +69,6 @@ class TrainingSetup:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a weight."""
         return DTYPE_BYTES[self.weight_dtype]
 
     @property
