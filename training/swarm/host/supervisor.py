@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalle_lean.ending import Terminated
+from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, OnProgress
 from training.swarm.config import SwarmSettings
@@ -282,11 +282,6 @@ def supervised(
         supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, page=page, on_notice=on_notice)
         stack.callback(supervisor.stop)
         yield supervisor
-
-
-def terminate(*_: object) -> None:
-    """Handle SIGTERM, which service managers send, like Ctrl+C."""
-    raise Terminated
 
 
 def host_run(

@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from dalle_lean.ending import Terminated
 from tests.foreign import foreign_folder
 from tests.training.swarm.host.small_run import make, until
 from tests.training.swarm.nursery import is_alive
@@ -113,6 +114,7 @@ def test_a_peer_whose_host_dies_before_it_has_imported_anything_ends(supervisor)
 
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
+SAVES = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(7)))"
 
 
 def sleeper(code):
@@ -141,12 +143,26 @@ def test_a_peer_that_still_starts_is_not_waited_for(supervisor):
 
 def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
     monkeypatch.setattr(host, "SILENT_WAIT_S", 0.2)
-    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(7)))"
-    process = run_as(supervisor, "donor-0", saves)
+    process = run_as(supervisor, "donor-0", SAVES)
     supervisor.stop()
     assert process.returncode == 7
     [notice] = supervisor.notices
     assert "waiting for donor-0 to save its state, 300 s at most" in notice
+
+
+def test_a_second_sigterm_does_not_cut_off_a_donor_that_saves(shards, tmp_path, monkeypatch):
+    make(tmp_path / "run", shards)
+    monkeypatch.setattr(host, "SILENT_WAIT_S", 0.0)
+    notices = []
+
+    def send_again(notice):  # that the host waits for the donor
+        notices.append(notice)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Terminated), host.supervised(tmp_path / "run", on_notice=send_again) as supervisor:
+        process = run_as(supervisor, "donor-0", SAVES)
+        signal.raise_signal(signal.SIGTERM)
+    assert (process.returncode, len(notices)) == (7, 1)
 
 
 def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
