@@ -122,6 +122,7 @@ function showJoin(run) {
     const link = place("prompt-page");
     link.hidden = !/^(https?:\/\/|draw\/$)/.test(run.prompt_page ?? "");
     if (!link.hidden) link.firstElementChild.href = run.prompt_page;
+    place("checkpoint").hidden = !run.checkpoint;
     if (!run.checkpoint) return;
     const {file, step, size_bytes, sha256} = run.checkpoint;
     Object.assign(place("download"), {href: file, textContent: `Download step ${count(step)}, ${megabytes(size_bytes)}`});

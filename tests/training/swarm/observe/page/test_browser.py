@@ -173,6 +173,12 @@ def test_the_page_says_how_the_run_is_and_how_to_join(visit):
     assert page.locator("#prompt-page a").get_attribute("href") == "https://example.org/draw"
 
 
+def test_a_prompt_page_without_a_checkpoint_shows_nothing_to_download(visit):
+    page = visit()
+    assert page.locator("#prompt-page").is_visible()
+    assert not page.locator("#checkpoint").is_visible()
+
+
 def test_a_name_is_text_and_never_markup(visit):
     page = visit()
     assert MARKUP in page.locator("#board").inner_text()
