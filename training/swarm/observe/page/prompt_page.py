@@ -1,6 +1,7 @@
 """A prompt page on the run's newest checkpoint, to which the run's page forwards visitors."""
 
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -71,6 +72,7 @@ class PromptPage:
             self.process.kill()
             self.process.wait()
             self.process = None
+        shutil.rmtree(self.folder / "model", ignore_errors=True)  # its links keep a removed checkpoint on the disk
 
 
 def forward_to(prompt_page: PromptPage) -> Any:

@@ -135,6 +135,13 @@ def test_a_checkpoint_that_is_removed_before_it_is_read_is_said_and_the_next_one
     assert notice.startswith("no prompt page on step 100: ")
 
 
+def test_one_that_has_ended_keeps_no_checkpoint_on_the_disk(page, tmp_path):
+    page.poll(empty_checkpoint(tmp_path / "empty"))
+    assert (page.folder / "model").exists()
+    page.close()
+    assert not (page.folder / "model").exists()
+
+
 @pytest.mark.browser
 @pytest.mark.timeout(600)
 def test_the_newest_checkpoint_draws_in_the_browser(browser, page, tmp_path):
