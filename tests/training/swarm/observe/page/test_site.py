@@ -1,6 +1,8 @@
 """The folder of the run's page."""
 
+import errno
 import json
+import os
 import shutil
 import tomllib
 import urllib.request
@@ -97,6 +99,30 @@ def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
     }
     with zipfile.ZipFile(path) as archive:
         assert {"model-step-000006/config.json", "model-step-000006/model.safetensors"} <= set(archive.namelist())
+
+
+def test_a_checkpoint_that_met_a_full_disk_is_on_the_page_once_there_is_room(tmp_path, monkeypatch):
+    settings, run_dir, notices = settings_of(100), tmp_path / "run", []
+    (run_dir / "public").mkdir(parents=True)
+    tokenizer_of(run_dir)
+    Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(3, build_model(settings), [], 2.0)
+    site = open_site(tmp_path, run_dir=run_dir)
+    site.on_notice = notices.append
+    monkeypatch.setattr(pages.model_file, "pack", full_disk)
+    for _ in range(2):
+        site.due_s = 0.0
+        site.poll(None, board_of(tmp_path), PeerRecords({}, 0))
+    assert shown(site)["checkpoint"] is None
+    monkeypatch.undo()
+    site.close()
+    assert shown(site)["checkpoint"]["step"] == 3
+    assert [notice for notice in notices if "page" in notice] == [
+        "the checkpoint of step 3 is not on the page yet: [Errno 28] No space left on device"
+    ]
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path):
