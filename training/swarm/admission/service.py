@@ -24,7 +24,7 @@ from training.swarm.admission.pass_issuer import Application, PassIssuer
 from training.swarm.admission.passes import HELPER, TRAINER, VALIDITY_S, Pass, Refused, decoded, encoded
 from training.swarm.config import SwarmSettings
 from training.swarm.network.addresses import make_identity, peer_id_in, peer_of
-from training.swarm.network.bootstrap_service import Unanswered, ask, call, first_answer, hosts_of
+from training.swarm.network.bootstrap_service import Unanswered, ask, call, call_each, hosts_of
 from training.swarm.network.node import run_until_shutdown
 
 IDENTITY, PASS = "identity", "pass"  # files in a newcomer's folder
@@ -205,9 +205,8 @@ def enter_by_pass(
 
 def counts_of(dht: hivemind.DHT, addresses: Sequence[str]) -> dict[str, int]:
     """The helpers' counts: the largest numbers of passes and bans, and the sum of the refused calls."""
-    ask_counts = partial(call, method="rpc_counts", service=AdmissionService)
-    found = [first_answer(dht, [address], ask_counts) for address in addresses]
-    valid = [counts for counts in found if isinstance(counts, dict)]
+    found = call_each(dht, dict.fromkeys(addresses, ""), "rpc_counts", service=AdmissionService)
+    valid = [counts for counts in found.values() if isinstance(counts, dict)]
 
     def counted(name: str) -> list[int]:
         return [count for counts in valid if type(count := counts.get(name)) is int and 0 <= count < 2**53]

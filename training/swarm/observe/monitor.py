@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ from training.swarm.averaging.attestation import Credit, merge, parse_credits
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file
 from training.swarm.network.addresses import addresses_of, is_listening_at, peer_of
-from training.swarm.network.bootstrap_service import credits_name, fetch_public, fetch_settings, first_answer
+from training.swarm.network.bootstrap_service import (
+    call_each,
+    credits_name,
+    fetch_public,
+    fetch_settings,
+    first_answer,
+)
 from training.swarm.network.dht import CONNECT_TIMEOUT_S, open_dht
 from training.swarm.observe.overview import Overview, StepPace, summarize
 from training.swarm.observe.peer_metrics import PeerRecords, read_records
@@ -150,13 +157,11 @@ class Monitor:
 
     def fetch_credits(self) -> None:
         """Fetch the helpers' credits, and merge those of each peer."""
-        for address in self.settings.swarm.addresses:
-            helper = peer_of(address)
-            try:
-                found = parse_credits(fetch_public(self.dht, address, credits_name(helper)).decode())
-            except ValueError:  # it is offline, or has not averaged anything yet: what it last said counts
-                continue
-            self.helper_credits[helper] = found
+        names = {address: credits_name(peer_of(address)) for address in self.settings.swarm.addresses}
+        # One that is offline, or has not averaged anything yet, is missing: what it last said counts.
+        for address, content in call_each(self.dht, names, "rpc_read_public", is_json=False).items():
+            with suppress(ValueError):
+                self.helper_credits[peer_of(address)] = parse_credits(content.decode())
         by_peer: dict[str, list[Credit]] = defaultdict(list)
         for found in self.helper_credits.values():
             for peer, credit in found.items():

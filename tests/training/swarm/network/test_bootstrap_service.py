@@ -17,6 +17,7 @@ from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import (
     BootstrapService,
     Unanswered,
+    call_each,
     fetch_public,
     fetch_run,
     fetch_settings,
@@ -153,6 +154,31 @@ def test_nothing_else_is_handed_out(run, newcomer, address, name):
 def test_a_helper_without_a_run_is_said(helper, newcomer, address):
     with pytest.raises(Unanswered, match="did not answer read"):
         fetch_run(newcomer, address)
+
+
+async def answer_late(*_, peer, **__):
+    await asyncio.sleep(2)
+    return f'"{peer}"'.encode()
+
+
+def test_helpers_that_answer_late_are_waited_for_together(address, monkeypatch):
+    monkeypatch.setattr(offer, "ask", answer_late)
+    peer = peer_of(address)
+    addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}" for port in range(1, 6)]
+    dht = open_dht([address], client_mode=True)
+    try:
+        started = time.monotonic()
+        found = call_each(dht, dict.fromkeys(addresses, ""), "rpc_time")
+        assert time.monotonic() - started < 6
+    finally:
+        dht.shutdown()
+    assert found == dict.fromkeys(addresses, str(peer))
+
+
+def test_of_several_helpers_those_that_do_not_answer_are_left_out(run, newcomer, address):
+    nobody = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    assert list(call_each(newcomer, {nobody: "", address: ""}, "rpc_time")) == [address]
+    assert call_each(newcomer, {address: "absent"}, "rpc_read_public", is_json=False) == {}
 
 
 @pytest.mark.parametrize("address", ["", "example.org:31337", "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1/p2p/0"])
