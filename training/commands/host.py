@@ -12,7 +12,15 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import OTHER_DESTINATIONS, Device, begin_loading, progress_bar, say, warn
-from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage, TokenizerFile
+from training.commands.options import (
+    DEFAULT_PAGE_ADDRESS,
+    Code,
+    Export,
+    PageAddress,
+    PromptPage,
+    TokenizerFile,
+    check_page_options,
+)
 from training.swarm.config import AGGREGATIONS, SWARM_TOML, TimingSection, WireSection
 
 HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of", "code", "peer_list")
@@ -128,6 +136,7 @@ def host(
     With --helper-of, only another helper of a run hosted elsewhere. Prints the command for volunteers. Does not train:
     `dalle-lean join` does, on this machine too. Ctrl+C stops the host; the same command, or RUN_DIR alone, continues.
     """
+    check_page_options(page, page_address, export, prompt_page)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
     from dalle_lean.devices import pick_device
@@ -221,8 +230,7 @@ def host(
             listen_at(page_address).close()  # fail here, not in the page's log
         page_options = ["--page", "--page-address", page_address] if page else []
         page_options += [] if export is None else ["--export", str(export.resolve())]
-        if page_options and prompt_page is not None:
-            page_options += ["--prompt-page", prompt_page]
+        page_options += [] if prompt_page is None else ["--prompt-page", prompt_page]
         if page_options:
             from training.swarm.observe.page.site import BOKEH, bokeh_file
 

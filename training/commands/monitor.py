@@ -19,7 +19,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.terminal import begin_loading, say, tell, warn
 from dalle_lean.terminal import out as terminal
 from dalle_lean.words import counted
-from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
+from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage, check_page_options
 
 if TYPE_CHECKING:
     from training.swarm.observe.leaderboard import Leaderboard
@@ -85,6 +85,7 @@ def monitor(
     """
     if page and once:
         raise UserError("--page serves until Ctrl+C, but --once exits at once: leave out one of them")
+    check_page_options(page, page_address, export, prompt_page)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
     from training.run.folder import run_folder

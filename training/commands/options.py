@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dalle_lean.errors import UserError
+
 Code = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one; needed only once.")]
 DEFAULT_PAGE_ADDRESS = "127.0.0.1:7870"
 PageAddress = Annotated[
@@ -21,6 +23,16 @@ PromptPage = Annotated[
 Export = Annotated[
     Path | None, typer.Option(help="Write the run's page into this folder once a minute, for any web server.")
 ]
+
+
+def check_page_options(page: bool, page_address: str, export: Path | None, prompt_page: str | None) -> None:
+    """UserError for an option of a page that is neither served nor written."""
+    if page_address != DEFAULT_PAGE_ADDRESS and not page:
+        raise UserError(f"--page-address {page_address} is where --page listens: add --page")
+    if prompt_page is not None and not page and export is None:
+        raise UserError("--prompt-page is for the run's page: add --page or --export")
+
+
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues it.")]
 TokenizerFile = Annotated[
     str | None,

@@ -323,6 +323,9 @@ README = str(Path(__file__).parents[4] / "README.md")
     ("command", "words"),
     [
         (["monitor", NOBODY, "--page", "--page-address", "7870"], "cannot serve the page at '7870'"),
+        (["monitor", NOBODY, "--page-address", "0.0.0.0:7870"], "where --page listens: add --page"),
+        (["monitor", NOBODY, "--prompt-page", ""], "add --page or --export"),
+        (["host", "run", "--prompt-page", "https://example.org"], "add --page or --export"),
         (["monitor", NOBODY[:-1], "--once"], "ends in a whole peer id; copy all of it"),
         (["monitor", "/ip4/127.0.0.1/tcp/9"], "it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm"),
         (
