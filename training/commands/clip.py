@@ -37,7 +37,7 @@ def train_clip(
         int, typer.Option(help="Pictures per step, no caption twice.", min=2)
     ] = ClipRecipe.batch_size,
     hard_negative_share: Annotated[
-        float, typer.Option(help="Largest share of a batch in groups of similar pictures.", min=0, max=1)
+        float, typer.Option(help="Largest share of a batch in groups of similar pictures, below 1.", min=0)
     ] = ClipRecipe.hard_negative_share,
     hard_group_size: Annotated[int, typer.Option(help="Pictures in a group.", min=2)] = ClipRecipe.hard_group_size,
     alike: Annotated[
