@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,7 +47,7 @@ def invite(
     swarm = read_settings(run_dir).swarm
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends))
     say(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; keep its code secret.")
-    say(f"To revoke it: dalle-lean ban {run_dir} {given.id}. To join:")
+    say(f"To revoke it: dalle-lean ban {shlex.quote(str(run_dir))} {given.id}. To join:")
     if role == HELPER:
         say(f"    dalle-lean host RUN_DIR --helper-of {swarm.addresses[0]} --announce ITS_ADDRESS --code {code}")
     else:
@@ -68,7 +69,7 @@ def ban(run_dir: RunDir, subject: Subject) -> None:
     begin_loading()
     subject, changed = change(run_dir, subject, banned=True)
     say(
-        f"{subject} is banned; to undo that: dalle-lean unban {run_dir} {subject}"
+        f"{subject} is banned; to undo that: dalle-lean unban {shlex.quote(str(run_dir))} {subject}"
         if changed
         else f"{subject} is already banned"
     )

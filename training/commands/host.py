@@ -2,6 +2,7 @@
 
 import ipaddress
 import math
+import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -213,7 +214,7 @@ def host(
             say(f"the run {settings.swarm.name} is ready (TCP ports {ports}); {who_joins(announced)}")
             say(f"    dalle-lean join {settings.swarm.join_arguments([*addresses, *helper_of])}")
             if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
-                say(f"and a code from dalle-lean invite {run_dir}")
+                say(f"and a code from dalle-lean invite {shlex.quote(str(run_dir))}")
             if not announced.is_loopback and not announced.is_global:
                 warn(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
@@ -292,7 +293,8 @@ def rollback(
     with run_folder(run_dir):
         settings = roll_back(run_dir, to, warn)
     say(
-        f"the run is back at step {to} and goes on as {settings.swarm.name}: start it with dalle-lean host {run_dir}. "
+        f"the run is back at step {to} and goes on as {settings.swarm.name}: start it with "
+        f"dalle-lean host {shlex.quote(str(run_dir))}. "
         f"Peers still in {before.swarm.name} are notified and rejoin; later checkpoints are in "
         f"{run_dir / FOLDER}/{GIVEN_UP}-{before.swarm.name}"
     )

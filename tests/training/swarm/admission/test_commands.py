@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 
 import pytest
 
@@ -96,6 +97,17 @@ def test_an_invitation_is_printed_with_the_command_to_join_with(make, tmp_path, 
     assert (invite.uses, invite.name, invite.role) == (3, "Anna", "trainer")
     code, said = run(capsys, "invite", tmp_path / "run", "--role", "helper")
     assert f"--helper-of {settings.swarm.addresses[0]}" in said
+
+
+def test_printed_commands_work_for_a_folder_with_a_space(make, tmp_path, capsys):
+    make()
+    folder = (tmp_path / "run").rename(tmp_path / "my run")
+    for words, printed in (
+        (["invite", folder], r"dalle-lean ban (.*) \w+\. To"),
+        (["ban", folder, PEER], "unban (.*) Qm"),
+    ):
+        [written] = re.findall(printed, run(capsys, *words)[1])
+        assert shlex.split(written) == [str(folder)]
 
 
 def test_no_code_begins_like_an_option(make, tmp_path):

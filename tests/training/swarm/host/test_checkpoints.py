@@ -263,21 +263,22 @@ def test_names_count_how_often_a_run_went_back():
 
 
 def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_path, capsys):
-    settings = make(tmp_path / "run", shards)
-    checkpoints = Checkpoints(tmp_path / "run", settings, HostConfig(ports={}), print)
+    folder = tmp_path / "my runs/run"
+    settings = make(folder, shards)
+    checkpoints = Checkpoints(folder, settings, HostConfig(ports={}), print)
     model = build_model(settings)
     for step, loss in ((3, 5.5), (6, math.nan)):
         checkpoints.save(step, model, [], loss)
     capsys.readouterr()
-    assert run_program("rollback", str(tmp_path / "run")) == 0
+    assert run_program("rollback", str(folder)) == 0
     listed = capsys.readouterr().out.splitlines()
     assert "step       3  held-out loss        5.5" in listed[0]
     assert "step       6  held-out loss          -" in listed[1]
-    assert run_program("rollback", str(tmp_path / "run"), "--to", "4") == 2
+    assert run_program("rollback", str(folder), "--to", "4") == 2
     assert "no checkpoint of step 4; it has 3, 6" in capsys.readouterr().err
-    assert run_program("rollback", str(tmp_path / "run"), "--to", "3") == 0
-    assert "goes on as run-back1" in capsys.readouterr().out
-    again = make(tmp_path / "run", shards)
+    assert run_program("rollback", str(folder), "--to", "3") == 0
+    assert f"goes on as run-back1: start it with dalle-lean host '{folder}'. " in capsys.readouterr().out
+    again = make(folder, shards)
     assert again.swarm.name == "run-back1"
     assert again.swarm.addresses == settings.swarm.addresses
 
