@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -153,7 +153,7 @@ def host(
         require(module, extra="training")
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.publisher import publishing
-    from training.swarm.host.run_setup import HostOptions, make_helper, make_run, previous_config
+    from training.swarm.host.run_setup import make_helper, make_run, previous_config
     from training.swarm.host.supervisor import host_run, wait_for_ports
     from training.swarm.network.addresses import peer_of
     from training.swarm.network.dht import prepare_process
@@ -161,9 +161,8 @@ def host(
     if publish:
         check_destination(publish, "model")
         publish = publish if is_url(publish) else str(Path(publish).resolve())  # for a start in another folder
-    options = HostOptions(
-        port=port, announce=announce, listen=listen, donors=donors, publish=publish, peer_list=peer_list
-    )
+    listed = None if peer_list is None else str(peer_list.resolve())
+    machine: dict[str, Any] = {"port": port, "announce": announce, "listen": listen, "peer_list": listed}
     helper_of = helper_of or list(previous_config(run_dir).helper_of)
     if helper_of and (given := options_except(context, HELPER_OPTIONS)):
         raise UserError(f"--helper-of runs a helper of another host's run, whose settings apply: leave out {given}")
@@ -183,7 +182,7 @@ def host(
     with run_folder(run_dir):
         if helper_of:
             prepare_process()
-            settings = make_helper(run_dir, helper_of, options, warn, code=code or "")
+            settings = make_helper(run_dir, helper_of, warn, code=code or "", **machine)
         else:
             settings = make_run(
                 run_dir,
@@ -201,9 +200,11 @@ def host(
                     matchmaking_time_s=matchmaking_time,
                     request_timeout_s=min(TimingSection.request_timeout_s, matchmaking_time / 2),
                 ),
-                options=options,
                 admission=admission,
+                donors=donors,
+                publish=publish,
                 on_notice=warn,
+                **machine,
             )
         host_config = HostConfig.load(run_dir)
         addresses = [host_config.address(run_dir, helper) for helper in host_config.helpers]

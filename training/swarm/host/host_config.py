@@ -24,7 +24,7 @@ class HostConfig:
         announce: the IPv4 address at which others reach this machine.
         vqgan: folder of the VQGAN that goes into the checkpoints' model folders.
         vqgan_fingerprint: of the VQGAN that made the codes.
-        publish: where checkpoints are published.
+        publish: where checkpoints are published; empty or None for nowhere.
         peer_list: file of the peer ids that the run admits, if it admits by a list.
         helper_of: addresses of the run for which this machine runs a helper; empty if it hosts the run.
         init: the files of the model folder that the run began with, see `file_stamps`; empty without one.

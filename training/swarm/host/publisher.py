@@ -58,8 +58,9 @@ class CheckpointPublisher:
 
 @contextmanager
 def publishing(run_dir: Path, destination: str | None, on_notice: OnNotice) -> Iterator[None]:
-    """Publish during the block and, unless it is interrupted, the last checkpoint after it. None publishes nothing."""
-    if destination is None:
+    """Publish during the block and, unless it is interrupted, the last checkpoint after it. Without a destination,
+    publish nothing."""
+    if not destination:
         yield
         return
     publisher, stopped = CheckpointPublisher(run_dir, destination, on_notice), threading.Event()

@@ -8,8 +8,8 @@ and status/.
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
@@ -39,7 +39,7 @@ from training.swarm.config import (
 from training.swarm.host.checkpoints import Checkpoints, has_intact_checkpoint, list_checkpoints
 from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, file_stamps, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
-from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
+from training.swarm.network.addresses import check_ip, free_ports, outward_ip
 from training.swarm.network.bootstrap_service import fetch_run, first_answer
 from training.swarm.network.dht import open_dht
 
@@ -47,27 +47,6 @@ HELPERS = 2
 HELPER_NAME = "helper-0"
 """The only peer of a machine that runs a helper for a run hosted elsewhere."""
 FIRST_PORT = 31337
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostOptions:
-    """What concerns the host's machine; None keeps the run's previous value.
-
-    Args:
-        port: of the first helper; the others get the next ones. 0 picks free ports for peers without one.
-        announce: the IPv4 address at which others reach this machine; by default the source of its outgoing packets.
-        listen: the IPv4 address to listen on.
-        donors: number of donors; a second one doubles the memory and takes over at once if the first dies.
-        publish: destination of the checkpoints; empty for none.
-        peer_list: file of the admitted peer ids, for admission "list".
-    """
-
-    port: int | None = None
-    announce: str | None = None
-    listen: str | None = None
-    donors: int | None = None
-    publish: str | None = None
-    peer_list: Path | None = None
 
 
 def make_run(
@@ -82,9 +61,11 @@ def make_run(
     min_peers: int = 1,
     wire: WireSection = WireSection(),
     timing: TimingSection = TimingSection(),
-    options: HostOptions = HostOptions(),
     admission: str | None = None,
+    port: int | None = None,
+    donors: int | None = None,
     on_notice: OnNotice,
+    **machine: str | None,
 ) -> SwarmSettings:
     """Create the folder of a run, or update the addresses of an existing one.
 
@@ -94,13 +75,17 @@ def make_run(
         tokenizer: by default that of `init`, or one trained on the captions.
         admission: who gets a pass, see training.swarm.admission.pass_issuer; None keeps the run's policy, at first
             "open".
+        port: see `choose_ports`.
+        donors: number of donors; a second one doubles the memory and takes over at once if the first dies. None keeps
+            the run's previous number, at first 1.
+        machine: see `make_host_config`.
 
     Raises ValueError if the existing run has other settings; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
     previous = previous_config(run_dir)
-    has_list = options.peer_list.is_file() if options.peer_list else previous.peer_list is not None
+    has_list = Path(given).is_file() if (given := machine.get("peer_list")) else previous.peer_list is not None
     admission = checked_admission(before, admission, has_list)
     vqgan_fingerprint = first_model = None
     known = before if init is not None and has_begun_with(run_dir, init) else None
@@ -134,9 +119,17 @@ def make_run(
             raise UserError(f"total_steps={settings.total_steps}: a run with --init begins at step {first}; set more")
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
-    donors = options.donors or len(previous.donors) or 1
+    donors = donors or len(previous.donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
-    host_config = make_host_config(run_dir, names, options, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, init=init)
+    host_config = make_host_config(
+        run_dir,
+        names,
+        port,
+        vqgan=None if vqgan is None else str(vqgan.resolve()),
+        vqgan_fingerprint=vqgan_fingerprint,
+        init=None if init is None else file_stamps(init),
+        **machine,
+    )
     swarm = dataclasses.replace(
         settings.swarm,
         admission=admission,
@@ -221,12 +214,20 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
 
 
 def make_helper(
-    run_dir: Path, addresses: Sequence[str], options: HostOptions, on_notice: OnNotice, *, code: str = ""
+    run_dir: Path,
+    addresses: Sequence[str],
+    on_notice: OnNotice,
+    *,
+    code: str = "",
+    port: int | None = None,
+    **machine: str | None,
 ) -> SwarmSettings:
     """Create or update the folder of another helper for the run at `addresses`, which is hosted elsewhere.
 
     Args:
         code: of the host's invitation, the first time.
+        port: see `choose_ports`.
+        machine: see `make_host_config`.
 
     Raises ValueError if no helper there serves the run's files and the folder does not have them, and Refused.
     """
@@ -238,7 +239,7 @@ def make_helper(
         if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} serves the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one does")
-    make_host_config(run_dir, [HELPER_NAME], options, helper_of=addresses)
+    make_host_config(run_dir, [HELPER_NAME], port, helper_of=addresses, **machine)
     return read_settings(run_dir)
 
 
@@ -271,41 +272,32 @@ def previous_config(run_dir: Path) -> HostConfig:
     return HostConfig.load(run_dir) if (run_dir / HOST_JSON).exists() else HostConfig(ports={}, announce="")
 
 
-def make_host_config(
-    run_dir: Path,
-    names: Sequence[str],
-    options: HostOptions,
-    *,
-    vqgan: Path | None = None,
-    vqgan_fingerprint: str | None = None,
-    helper_of: Sequence[str] = (),
-    init: Path | None = None,
-) -> HostConfig:
-    """Save the addresses of the host's peers and create their identities; what is None keeps its previous value."""
+def make_host_config(run_dir: Path, names: Sequence[str], port: int | None, **changes: Any) -> HostConfig:
+    """Save the addresses of the host's peers and create their identities.
+
+    Args:
+        port: see `choose_ports`.
+        changes: fields of HostConfig; None keeps the previous value. By default others reach this machine at the source
+            address of its outgoing packets.
+    """
     before = previous_config(run_dir)
-    listen = options.listen or before.listen
-    ports = choose_ports(names, before.ports, options.port, LOOPBACK if listen == EVERYWHERE else listen)
-    announce = options.announce or before.announce or outward_ip()
-    for address in (listen, announce):
+    changes["announce"] = changes.get("announce") or before.announce or outward_ip()
+    host_config = dataclasses.replace(before, **{name: value for name, value in changes.items() if value is not None})
+    for address in (host_config.listen, host_config.announce):
         check_ip(address)
-    host_config = HostConfig(
-        ports=ports,
-        listen=listen,
-        announce=announce,
-        vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
-        vqgan_fingerprint=vqgan_fingerprint or before.vqgan_fingerprint,
-        publish=(before.publish if options.publish is None else options.publish) or None,
-        helper_of=helper_of,
-        peer_list=before.peer_list if options.peer_list is None else str(options.peer_list.resolve()),
-        init=before.init if init is None else file_stamps(init),
-    )
+    ports = choose_ports(names, before.ports, port, host_config.local_host)
+    host_config = dataclasses.replace(host_config, ports=ports)
     make_identities(run_dir, names)
     host_config.save(run_dir)
     return host_config
 
 
 def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:
-    """A port for each name, see HostOptions. Volunteers know the ports in `before`, so only `port` changes them."""
+    """A port for each name. Volunteers know the ports in `before`, so only `port` changes them.
+
+    Args:
+        port: of the first name; the others get the next ones. 0 picks free ports for names without one.
+    """
     if port:
         return {name: port + number for number, name in enumerate(names)}
     known = {name: before[name] for name in names if name in before}

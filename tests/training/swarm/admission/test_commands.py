@@ -14,9 +14,9 @@ from training.swarm.admission.bans import Bans
 from training.swarm.admission.passes import Invite
 from training.swarm.config import read_settings, write_settings
 from training.swarm.host.host_gate import run_key_file
-from training.swarm.host.run_setup import HostOptions, make_run
+from training.swarm.host.run_setup import make_run
 
-LOOPBACK = HostOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
+LOOPBACK = {"port": 0, "announce": "127.0.0.1", "listen": "127.0.0.1"}
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
@@ -27,8 +27,8 @@ def shards(tmp_path_factory):
 
 @pytest.fixture
 def make(shards, tmp_path):
-    def made(options=LOOPBACK, **others):
-        return make_run(tmp_path / "run", str(shards), load_recipe("tiny"), options=options, on_notice=print, **others)
+    def made(**options):
+        return make_run(tmp_path / "run", str(shards), load_recipe("tiny"), on_notice=print, **LOOPBACK, **options)
 
     return made
 
@@ -81,8 +81,7 @@ def test_an_admission_that_cannot_be_changes_nothing(make, tmp_path, options, wo
 
 def test_a_run_keeps_the_list_that_it_goes_by(make, tmp_path):
     (tmp_path / "peers.txt").write_text(PEER)
-    options = dataclasses.replace(LOOPBACK, peer_list=tmp_path / "peers.txt")
-    assert make(admission="list", options=options).swarm.admission == "list"
+    assert make(admission="list", peer_list=str(tmp_path / "peers.txt")).swarm.admission == "list"
     assert make().swarm.admission == "list"
 
 

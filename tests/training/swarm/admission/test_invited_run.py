@@ -13,11 +13,11 @@ from tests.training.conftest import write_shards
 from tests.training.swarm.harness import TIMING, wait_for
 from training.run.recipe import load_recipe
 from training.swarm.config import read_settings
-from training.swarm.host.run_setup import HostOptions, make_run
+from training.swarm.host.run_setup import make_run
 from training.swarm.host.status import read_status
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]
-LOOPBACK = HostOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
+LOOPBACK = {"port": 0, "announce": "127.0.0.1", "listen": "127.0.0.1"}
 TIMEOUT_S = 240.0
 """Imports alone take a while next to other tests."""
 
@@ -65,9 +65,9 @@ def people(tmp_path_factory):
         timing=dataclasses.replace(
             TIMING, next_chunk_timeout_s=15.0, averaging_timeout_s=60.0, progress_expiration_s=30.0
         ),
-        options=LOOPBACK,
         admission="invite",
         on_notice=print,
+        **LOOPBACK,
     )
     (people.run_dir / ".run.lock").touch()
     people.addresses = read_settings(people.run_dir).swarm.addresses

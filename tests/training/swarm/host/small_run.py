@@ -11,7 +11,7 @@ from dalle_lean.io.files import read_json
 from tests.children import PROGRAM, kill_family, start
 from training.run.recipe import load_recipe
 from training.swarm.config import TimingSection, read_settings
-from training.swarm.host.run_setup import HostOptions, make_run
+from training.swarm.host.run_setup import make_run
 
 TIMING = TimingSection(
     matchmaking_time_s=2,
@@ -21,13 +21,13 @@ TIMING = TimingSection(
     load_state_timeout_s=30,
     progress_expiration_s=20,
 )
-ON_LOOPBACK = HostOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
+ON_LOOPBACK = {"port": 0, "announce": "127.0.0.1", "listen": "127.0.0.1"}
 PATIENCE_S = 240.0
 
 
-def make(run_dir, shards, *, batch_size=32, steps=100, options=ON_LOOPBACK, **others):
+def make(run_dir, shards, *, batch_size=32, steps=100, **options):
     recipe = load_recipe("tiny").override(steps=steps, batch_size=batch_size)
-    settings = make_run(run_dir, str(shards), recipe, timing=TIMING, options=options, on_notice=print, **others)
+    settings = make_run(run_dir, str(shards), recipe, timing=TIMING, on_notice=print, **ON_LOOPBACK | options)
     (run_dir / ".run.lock").touch()
     return settings
 

@@ -174,7 +174,7 @@ def test_a_port_that_is_taken_is_said_before_any_peer_is_started(shards, tmp_pat
 
 def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
     with pytest.raises(ValueError, match=r"no helper at .* serves the run's files"):
-        make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], ON_LOOPBACK, print)
+        make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], print, **ON_LOOPBACK)
 
 
 @pytest.mark.parametrize("option", [("--data", "shards"), ("--donors", "2"), ("--mode", "diloco"), ("--lr", "1e-3")])
@@ -188,7 +188,7 @@ def test_a_helper_of_another_run_is_given_nothing_of_a_run_of_its_own(tmp_path, 
 def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path):
     make(tmp_path / "run", shards)
     with pytest.raises(ValueError, match="hosted here"):
-        make_helper(tmp_path / "run", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], ON_LOOPBACK, print)
+        make_helper(tmp_path / "run", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], print, **ON_LOOPBACK)
 
 
 @pytest.mark.slow
@@ -222,8 +222,8 @@ def test_a_helper_elsewhere_admits_newcomers_while_the_host_is_away(shards, tmp_
     trainers, helpers = (make_code(tmp_path / "run", role) for role in ("trainer", "helper"))
     for code, words in (("", "has invited"), (trainers, "code is for a trainer")):
         with pytest.raises(ValueError, match=words):
-            make_helper(tmp_path / words, addresses, ON_LOOPBACK, print, code=code)
-    make_helper(tmp_path / "helper", addresses, ON_LOOPBACK, print, code=helpers)
+            make_helper(tmp_path / words, addresses, print, code=code, **ON_LOOPBACK)
+    make_helper(tmp_path / "helper", addresses, print, code=helpers, **ON_LOOPBACK)
     elsewhere = open_helper(tmp_path / "helper")
     host_node.shutdown()
     address = HostConfig.load(tmp_path / "helper").address(tmp_path / "helper", "helper-0")

@@ -1,6 +1,5 @@
 """Setting up a run, or going on with one, and what `dalle-lean host` says of it."""
 
-import dataclasses
 import ipaddress
 import json
 import shutil
@@ -11,7 +10,7 @@ from dalle_lean import load_model, save_model
 from dalle_lean.io.files import read_json, write_json
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
-from tests.training.swarm.host.small_run import ON_LOOPBACK, make, run_program
+from tests.training.swarm.host.small_run import make, run_program
 from training.commands.host import who_joins
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
@@ -19,7 +18,7 @@ from training.swarm.host import run_setup
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpoints import list_checkpoints
 from training.swarm.host.host_config import HostConfig, identity_path
-from training.swarm.host.run_setup import HostOptions, choose_ports, make_run, slug
+from training.swarm.host.run_setup import choose_ports, make_run, slug
 
 
 def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, tmp_path):
@@ -38,8 +37,8 @@ def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, 
 
 def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
     first = make(tmp_path / "run", shards)
-    for options in (ON_LOOPBACK, HostOptions()):
-        again = make(tmp_path / "run", shards, options=options)
+    for options in ({}, {"port": None, "announce": None, "listen": None}):
+        again = make(tmp_path / "run", shards, **options)
         assert again.run_id == first.run_id
         assert again.swarm == first.swarm
 
@@ -130,14 +129,14 @@ def test_a_model_of_other_codes_is_no_beginning(shards, given_model, tmp_path):
 
 
 def test_a_run_publishes_where_it_did_until_it_is_told_not_to(shards, tmp_path):
-    make(tmp_path / "run", shards, options=dataclasses.replace(ON_LOOPBACK, publish="hf://me/birds"))
-    for publish, expected in ((None, "hf://me/birds"), ("s3://b/birds", "s3://b/birds"), ("", None), (None, None)):
-        make(tmp_path / "run", shards, options=dataclasses.replace(ON_LOOPBACK, publish=publish))
+    make(tmp_path / "run", shards, publish="hf://me/birds")
+    for publish, expected in ((None, "hf://me/birds"), ("s3://b/birds", "s3://b/birds"), ("", ""), (None, "")):
+        make(tmp_path / "run", shards, publish=publish)
         assert HostConfig.load(tmp_path / "run").publish == expected
 
 
 def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
-    first = make(tmp_path / "run", shards, options=dataclasses.replace(ON_LOOPBACK, donors=2))
+    first = make(tmp_path / "run", shards, donors=2)
     assert len(first.swarm.donors) == 2
     assert make_run(tmp_path / "run", None, load_recipe("emoji64"), on_notice=print) == first
 
@@ -173,7 +172,7 @@ def test_a_run_that_goes_on_by_its_folder_alone_is_given_no_settings(shards, tmp
 def test_peers_that_a_run_had_keep_their_addresses_where_it_gets_another_donor(shards, tmp_path, port):
     before = make(tmp_path / "run", shards)
     ports = HostConfig.load(tmp_path / "run").ports
-    more = make(tmp_path / "run", shards, options=HostOptions(port=port, donors=2))
+    more = make(tmp_path / "run", shards, port=port, donors=2)
     assert more.swarm.addresses == before.swarm.addresses
     now = HostConfig.load(tmp_path / "run").ports
     assert list(now) == ["helper-0", "helper-1", "donor-0", "donor-1"]
