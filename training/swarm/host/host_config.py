@@ -1,8 +1,8 @@
 """host.json: names, addresses and identities of the host's own peers."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +27,6 @@ class HostConfig:
         publish: where checkpoints are published; empty or None for nowhere.
         peer_list: file of the peer ids that the run admits, if it admits by a list.
         helper_of: addresses of the run for which this machine runs a helper; empty if it hosts the run.
-        init: the files of the model folder that the run began with, see `file_stamps`; empty without one.
     """
 
     ports: dict[str, int]
@@ -38,7 +37,6 @@ class HostConfig:
     publish: str | None = None
     peer_list: str | None = None
     helper_of: Sequence[str] = ()
-    init: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, run_dir: Path) -> Self:
@@ -47,7 +45,9 @@ class HostConfig:
         if not path.is_file():
             raise UserError(f"{path} is missing: {run_dir} is not the folder of a run hosted here")
         try:
-            return cls(**read_json(path))
+            content = {**read_json(path)}
+            content.pop("init", None)  # of an older version
+            return cls(**content)
         except TypeError as error:
             raise UserError(f"{path} was not written by this version: {error}") from None
 
@@ -82,12 +82,6 @@ class HostConfig:
     def is_up(self, name: str) -> bool:
         """Whether this peer accepts connections."""
         return is_listening(self.local_host, self.ports[name])
-
-
-def file_stamps(folder: Path) -> dict[str, Sequence[int]]:
-    """Size in bytes and modification time in ns of each file below a folder; they change when it is written to."""
-    files = {str(path.resolve()): path.stat() for path in folder.rglob("*") if path.is_file()}
-    return {path: [status.st_size, status.st_mtime_ns] for path, status in files.items()}
 
 
 def identity_path(run_dir: Path, name: str) -> Path:

@@ -37,7 +37,7 @@ from training.swarm.config import (
     write_settings,
 )
 from training.swarm.host.checkpoints import Checkpoints, has_intact_checkpoint, list_checkpoints
-from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, file_stamps, make_identities, peer_id
+from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import check_ip, free_ports, outward_ip
 from training.swarm.network.bootstrap_service import fetch_run, first_answer
@@ -88,7 +88,7 @@ def make_run(
     has_list = Path(given).is_file() if (given := machine.get("peer_list")) else previous.peer_list is not None
     admission = checked_admission(before, admission, has_list)
     vqgan_fingerprint = first_model = None
-    known = before if init is not None and has_begun_with(run_dir, init) else None
+    known = before if before and init and has_begun_with(run_dir, before, init) else None
     recipe = with_model_of(recipe, init) if known is None else dataclasses.replace(recipe, model=known.recipe.model)
     if data is None:
         if before is None:
@@ -127,7 +127,6 @@ def make_run(
         port,
         vqgan=None if vqgan is None else str(vqgan.resolve()),
         vqgan_fingerprint=vqgan_fingerprint,
-        init=None if init is None else file_stamps(init),
         **machine,
     )
     swarm = dataclasses.replace(
@@ -145,10 +144,10 @@ def make_run(
     return settings
 
 
-def has_begun_with(run_dir: Path, init: Path) -> bool:
-    """Whether the run began with this model folder, unchanged since, and needs it no more: it has a checkpoint."""
-    stamps = previous_config(run_dir).init
-    return bool(stamps) and stamps == file_stamps(init) and has_intact_checkpoint(run_dir)
+def has_begun_with(run_dir: Path, before: SwarmSettings, init: Path) -> bool:
+    """Whether the run began with this model folder's weights and needs them no more: it has a checkpoint."""
+    weights = init / WEIGHTS
+    return weights.is_file() and sha256_file(weights) == before.swarm.first_weights and has_intact_checkpoint(run_dir)
 
 
 def hosted_settings(run_dir: Path) -> SwarmSettings:

@@ -35,6 +35,13 @@ def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, 
         assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_run_of_an_older_version_goes_on(shards, tmp_path):
+    first = make(tmp_path / "run", shards)
+    path = tmp_path / "run/host.json"
+    write_json(path, {**read_json(path), "init": {"/models/birds/config.json": [200, 10**18]}})
+    assert make(tmp_path / "run", shards) == first
+
+
 def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
     first = make(tmp_path / "run", shards)
     for options in ({}, {"port": None, "announce": None, "listen": None}):
@@ -56,11 +63,11 @@ def test_a_run_that_is_given_a_model_begins_with_its_weights_and_words(shards, g
         make(tmp_path / "run", shards)
 
 
-def test_a_restart_reads_a_given_model_again_only_if_somebody_wrote_to_it(shards, given_model, tmp_path, monkeypatch):
+def test_a_restart_loads_a_given_model_again_only_if_its_weights_changed(shards, given_model, tmp_path, monkeypatch):
     model = shutil.copytree(given_model, tmp_path / "model")
     first = make(tmp_path / "run", shards, init=model)
     for name in ("with_model_of", "load_init"):
-        monkeypatch.setattr(run_setup, name, lambda *_: pytest.fail("the folder was read again"))
+        monkeypatch.setattr(run_setup, name, lambda *_: pytest.fail("the model was loaded again"))
     assert make(tmp_path / "run", shards, init=model) == first
     monkeypatch.undo()
     weights = model / "model.safetensors"
