@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +12,10 @@ from typing import Any
 
 import hivemind
 import torch
-from hivemind.dht.crypto import RSASignatureValidator
 
 from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_io import Patience
-from dalle_lean.words import counted
 from training.data.catalog import ShardSet
 from training.run.folder import run_folder
 from training.swarm.admission.gate import Gate
@@ -37,7 +34,6 @@ from training.swarm.network.bootstrap_service import (
 )
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import check_user_name
-from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S, plausible_records, without_lone_claims
 from training.swarm.preflight import checks
 from training.swarm.preflight.batch_size import BatchPlan, free_memory, plan_batch, state_bytes
 from training.swarm.preflight.checks import OK, PROBLEM, Check
@@ -238,14 +234,11 @@ def default_folder(runs: Path, settings: SwarmSettings) -> Path:
 
 
 def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings) -> Check:
-    """Whether a helper answers, and the swarm's progress."""
+    """Whether a helper answers."""
     if dht is None:
         return Check("swarm", PROBLEM, reason, "check that this machine is online, or ask the host for its address")
-    if settings.swarm.run_key:
-        return Check("swarm", OK, "a helper answers; only admitted peers see the progress")
-    dht.add_validators([RSASignatureValidator()])  # strips the signatures
-    entry = dht.get(f"{settings.run_id}_progress", latest=True)
-    return check_progress(None if entry is None else entry.value, settings)
+    found = "a helper answers; only admitted peers see the progress" if settings.swarm.run_key else "a helper answers"
+    return Check("swarm", OK, found)
 
 
 def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions, dht: hivemind.DHT) -> Check:
@@ -261,18 +254,3 @@ def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions
     except Unanswered as silence:
         return Check("admission", PROBLEM, str(silence), "try again when the host is up")
     return Check("admission", OK, "this machine has a pass, which is renewed automatically")
-
-
-def check_progress(metadata: Any, settings: SwarmSettings) -> Check:
-    """The run's step and speed, from its progress records; a step that only one peer claims is ignored."""
-    records = plausible_records(
-        metadata, last_epoch=settings.last_epoch, target_batch_size=settings.target_batch_size, min_time=-math.inf
-    )
-    believed = without_lone_claims(records, own_epoch=0, own_key=None).values()
-    step = max((record.epoch for record in believed), default=0) * settings.steps_per_epoch
-    rates = [record.samples_per_second for record in believed if record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S]
-    if not rates:
-        known = f"nobody is training right now; the run is at step {step}" if step else "nobody is training yet"
-        return Check("swarm", OK, f"a helper answers; {known}")
-    at = f"{counted(len(rates), 'trainer')} at step {step} of {settings.total_steps}"
-    return Check("swarm", OK, f"{at}, {sum(rates):,.3g} samples/s in total")
