@@ -79,8 +79,6 @@ class Supervisor:
         self.processes = {name: ManagedProcess(name) for name in host_config.ports}
         self.page_options, self.page = page, ManagedProcess("page")
         self.probed_s = 0.0
-        self.was_ready = False
-        """Whether all peers have been up at the same time."""
         for name in host_config.ports:
             status_path(run_dir, name).unlink(missing_ok=True)
 
@@ -119,12 +117,10 @@ class Supervisor:
             self.start_page()
 
     def wait_for_port(self, peer: ManagedProcess) -> None:
-        """Wait for an ended peer's processes to free the port; UserError if it was never free."""
+        """Wait for an ended peer's processes to free the port; after PORT_TIMEOUT_S say that it is taken, once."""
         if time.monotonic() - peer.due_s < PORT_TIMEOUT_S or peer.port_reported:
             return
         taken = port_taken(self.host_config, peer.name)
-        if not self.was_ready:
-            raise UserError(f"{taken}; end it, or choose other ports with --port")
         self.on_notice(f"{taken}; end it, and {peer.name} starts as soon as the port is free")
         peer.port_reported = True
 
@@ -194,7 +190,6 @@ class Supervisor:
             if peer.failed_probes >= MAX_FAILED_PROBES:
                 self.on_notice(f"{peer.name} does not accept connections; it is restarted")
                 peer.process.kill()
-        self.was_ready = self.was_ready or self.all_up
 
     def forward_notices(self, peer: ManagedProcess) -> None:
         status = read_status(self.run_dir, peer.name)

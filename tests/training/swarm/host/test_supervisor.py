@@ -49,20 +49,9 @@ def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
     assert supervisor.notices == 2 * ["helper-0: begins"]
 
 
-def test_a_port_that_is_taken_while_peers_start_ends_the_host_in_one_sentence(supervisor):
-    port = supervisor.host_config.ports["helper-0"]
-    member = supervisor.processes["helper-0"]
-    with socket.create_server(("127.0.0.1", port)):
-        supervisor.wait_for_port(member)  # processes of an ended host may still hold it
-        member.due_s -= 2 * host.PORT_TIMEOUT_S
-        with pytest.raises(ValueError, match=rf"port {port} of helper-0 is taken"):
-            supervisor.poll()
-
-
-def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
+def test_a_port_that_is_taken_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
     started = []
     monkeypatch.setattr(supervisor, "start", lambda member: started.append(member.name))
-    supervisor.was_ready = True
     with socket.create_server(("127.0.0.1", supervisor.host_config.ports["helper-0"])):
         supervisor.poll()
         assert supervisor.notices == []
