@@ -12,7 +12,6 @@ from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
 BANS = "bans"
 MAX_BANS_BYTES = 2**18  # about 4,000 bans
-RELOAD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,24 +36,22 @@ class Bans:
 
 
 class WatchedFile:
-    """A small file that other processes replace from time to time; checked at most once per RELOAD_S."""
+    """A small file that other processes replace from time to time."""
 
     def __init__(self, path: Path, limit_bytes: int):
         self.path, self.limit_bytes = path, limit_bytes
-        self.content, self.due_s, self.stamp = b"", 0.0, (0, 0)
+        self.content, self.stamp = b"", (0, 0)
 
-    def read(self, *, now: bool = False) -> bytes:
-        """The content, empty if there is no file or more than `limit_bytes`; `now` checks it in any case."""
-        if now or time.monotonic() >= self.due_s:
-            self.due_s = time.monotonic() + RELOAD_S
-            try:
-                status = self.path.stat()
-                stamp = (status.st_ino, status.st_mtime_ns)
-                if stamp != self.stamp:
-                    self.content = self.path.read_bytes() if status.st_size <= self.limit_bytes else b""
-                    self.stamp = stamp
-            except OSError:
-                self.content, self.stamp = b"", (0, 0)
+    def read(self) -> bytes:
+        """The content, empty if there is no file or more than `limit_bytes`; read again only if the file changed."""
+        try:
+            status = self.path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns)
+            if stamp != self.stamp:
+                self.content = self.path.read_bytes() if status.st_size <= self.limit_bytes else b""
+                self.stamp = stamp
+        except OSError:
+            self.content, self.stamp = b"", (0, 0)
         return self.content
 
 

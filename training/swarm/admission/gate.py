@@ -46,7 +46,7 @@ class Gate:
     def own_pass(self) -> Pass | None:
         """This peer's own pass, even if it has expired; None without a pass for this run."""
         try:
-            return Pass.read(self.own.read(now=True), self.run_key)
+            return Pass.read(self.own.read(), self.run_key)
         except Forged:
             return None
 
@@ -98,9 +98,9 @@ class Gate:
         """Whether a pass's peer or invitation, or a helper that signed it or its invitation, is banned."""
         return not self.current_bans().banned.isdisjoint({shown.peer, shown.invite, *shown.sponsors} - {""})
 
-    def current_bans(self, *, now: bool = False) -> Bans:
-        """The newest ban list; `now` checks its file in any case."""
-        statement = self.bans_file.read(now=now)
+    def current_bans(self) -> Bans:
+        """The newest ban list."""
+        statement = self.bans_file.read()
         if statement != self.bans_read:
             self.bans_read = statement
             self.take_if_newer(statement)
@@ -119,7 +119,7 @@ class Gate:
 
     def learn_bans(self, statement: bytes) -> None:
         """Save a list from another peer, for all processes of this one, if it is newer."""
-        self.current_bans(now=True)
+        self.current_bans()
         if self.take_if_newer(statement):
             write_bytes(self.bans_file.path, statement)
 

@@ -65,9 +65,7 @@ def other_key(tmp_path):
 
 
 @pytest.fixture
-def gate(run_key, tmp_path, monkeypatch):
-    """The gate of a peer that reads its list of bans at each call."""
-    monkeypatch.setattr("training.swarm.admission.bans.RELOAD_S", 0.0)
+def gate(run_key, tmp_path):
     return Gate(run_key.public, tmp_path / "pass", tmp_path / "bans")
 
 

@@ -158,7 +158,7 @@ def test_two_receipts_that_contradict_each_other_reach_the_host_which_bans(run):
     assert read_evidence(evidence) == liar.peer_id
     [line] = ban_proven(run.folder / "host")
     assert line.startswith(f"{liar.peer_id} is banned: it signed two different averages")
-    assert str(liar.peer_id) in host.gate.current_bans(now=True).banned
+    assert str(liar.peer_id) in host.gate.current_bans().banned
     change_bans(run.folder / "host", run.key, str(liar.peer_id), banned=False)
     exchange(one, host)
     assert ban_proven(run.folder / "host") == []  # the host has the last word
