@@ -1,6 +1,5 @@
 """The ban list of a run: signed by the run's key, versioned, and passed on from peer to peer."""
 
-import fcntl
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Self
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import write_bytes
+from training.run.folder import locked
 from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
 BANS = "bans"
@@ -58,8 +58,7 @@ class WatchedFile:
 def change_bans(run_dir: Path, key: SigningKey, subject: str, *, banned: bool) -> bool:
     """Ban or unban a peer id or an invitation; returns whether that changed anything. UserError if the list is full."""
     path = run_dir / BANS
-    with open(run_dir / f".{BANS}.lock", "a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(run_dir / f".{BANS}.lock"):
         before = Bans.read(path.read_bytes() if path.exists() else b"", key.public)
         now = before.banned | {subject} if banned else before.banned - {subject}
         if now == before.banned:

@@ -1,6 +1,5 @@
 """Issues passes to newcomers and renews those of members; each helper runs a PassIssuer."""
 
-import fcntl
 import json
 import re
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from dalle_lean.io.files import read_json, write_json
+from training.run.folder import locked
 from training.swarm.admission.bans import WatchedFile
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import Forged, SigningKey
@@ -127,8 +127,7 @@ class PassIssuer:
     def count_use(self, invite: Invite, peer: str) -> None:
         """Record that a peer joins with an invitation; Refused if the invitation is used up."""
         path = self.folder / USES
-        with open(self.folder / f".{USES}.lock", "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / f".{USES}.lock"):
             uses: dict[str, list[str]] = read_json(path) if path.exists() else {}
             joined = uses.setdefault(invite.id, [])
             if peer in joined:

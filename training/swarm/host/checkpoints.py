@@ -5,13 +5,11 @@ checkpoint.json, with the step, the run id and the hashes of the files.
 """
 
 import dataclasses
-import fcntl
 import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from dalle_lean.io.files import fresh_folder, read_json, sha256_file, sync_folde
 from dalle_lean.io.model_folder import check_parts
 from dalle_lean.io.safetensors_io import read_weights, save_weights
 from dalle_lean.progress import OnNotice, silent
-from training.run.folder import placed_vocabulary
+from training.run.folder import locked, placed_vocabulary
 from training.swarm.config import SWARM_TOML, SwarmSection, SwarmSettings, read_settings, write_settings
 from training.swarm.host.host_config import HostConfig
 
@@ -119,17 +117,10 @@ class Checkpoints:
         self.failed = 0
         """How many checkpoints could not be written."""
         self.root = run_dir / FOLDER
-        with self.locked():
+        with locked(self.run_dir / LOCK):
             for leftover in self.root.glob(".*.tmp"):
                 shutil.rmtree(leftover)
         self.last_attempt = 0
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Exclude other writers; the kernel releases the lock of a killed process."""
-        with open(self.run_dir / LOCK, "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
         """Load the newest intact checkpoint into `model`; returns its step and the optimizer's statistics.
@@ -168,7 +159,7 @@ class Checkpoints:
         """
         self.last_attempt = step
         try:
-            with self.locked():
+            with locked(self.run_dir / LOCK):
                 if not is_intact(self.folder(step)):
                     self.write(step, model, statistics, heldout_loss)
                 self.prune()
@@ -184,13 +175,13 @@ class Checkpoints:
     def record_loss(self, step: int, heldout_loss: float) -> None:
         """Add the held-out loss, in nats, to a checkpoint that was saved without it; nan adds nothing."""
         path = self.folder(step) / META
-        with self.locked():
+        with locked(self.run_dir / LOCK):
             if math.isfinite(heldout_loss) and path.exists():
                 write_json(path, {**read_json(path), "heldout_loss": heldout_loss})
 
     def begin_with(self, model: Dalle) -> None:
         """Write the run's first checkpoint, unless it has an intact one."""
-        with self.locked():
+        with locked(self.run_dir / LOCK):
             if not has_intact_checkpoint(self.run_dir):
                 self.write(self.settings.first_epoch * self.settings.steps_per_epoch, model, [], math.nan)
 

@@ -17,6 +17,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS, tiny_dalle
 from tests.training.swarm.host.small_run import make, run_program
+from training.run.folder import locked
 from training.run.recipe import Recipe, ScheduleRecipe
 from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
 from training.swarm.host.checkpoints import (
@@ -161,7 +162,7 @@ def test_of_two_donors_one_writes_a_checkpoint_and_the_other_leaves_it_and_its_h
 ):
     writing = run / "checkpoints/.step-000010.half.tmp"
     writing.mkdir(parents=True)
-    with checkpoints.locked():
+    with locked(run / LOCK):
         second = threading.Thread(
             target=lambda: made.append(Checkpoints(run, settings, HostConfig(ports={}), pytest.fail))
         )
