@@ -30,7 +30,15 @@ from preprocessing.encoding.part_records import (
     remove_leftovers,
     write_record,
 )
-from preprocessing.shards.files import READ_ROWS, code_batches, damaged, open_shard, read_header, write_table
+from preprocessing.shards.files import (
+    READ_ROWS,
+    DamagedShard,
+    code_batches,
+    open_shard,
+    read_header,
+    shard_sha256,
+    write_table,
+)
 from preprocessing.shards.manifest import NAME, DatasetInfo, Shard, read_dataset_info, write_dataset_info
 
 REASON = "same_codes"
@@ -114,22 +122,18 @@ def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
     """The pictures of a shard; UserError if it is not the file in dataset.json."""
     try:
         read_header(path)  # fast, however large the file
-        changed = sha256_file(path) != shard.sha256
-    except UserError:
+        changed = shard_sha256(path) != shard.sha256
+    except DamagedShard:
         changed = True
     if changed:
         raise UserError(f"{path} is not the file in {NAME}; dalle-lean shards verify tells more")
-    pa = require("pyarrow", extra="preprocessing")
     columns = ("code", "key") if info.counts.further_views else ("code",)
     digests: list[bytes] = []
     keys: list[str] = []
-    try:
-        with open_shard(path) as file:
-            for batch in code_batches(file, columns=columns, batch_size=READ_ROWS):
-                digests += [blake2b(code, digest_size=8).digest() for code in batch.column("code").to_pylist()]
-                keys += batch.column("key").to_pylist() if "key" in columns else ()
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise damaged(path, error) from None
+    with open_shard(path) as file:
+        for batch in code_batches(file, columns=columns, batch_size=READ_ROWS):
+            digests += [blake2b(code, digest_size=8).digest() for code in batch.column("code").to_pylist()]
+            keys += batch.column("key").to_pylist() if "key" in columns else ()
     hashes = np.frombuffer(b"".join(digests), "<u8")
     if "key" not in columns:
         return Pictures(hashes, np.ones(len(hashes), np.uint16))

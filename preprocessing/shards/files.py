@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
+from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_CHARACTERS
 from preprocessing.shards.manifest import (
@@ -37,6 +38,10 @@ COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url"
 BROTLI_LEVEL = 11  # the highest: a shard is written once and read often
 READ_ROWS = 256
 VQGAN_NOTE = b"dalle_lean_vqgan"
+
+
+class DamagedShard(UserError):
+    """A shard cannot be read, or does not hold what its data set says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,26 +103,41 @@ def write_table(path: Path, table: Any) -> Shard:
 
 
 @contextmanager
+def naming_damage(path: str | Path) -> Iterator[None]:
+    """Raise whatever goes wrong while a shard is read as a DamagedShard that names it; Unreachable as it is."""
+    pa = require("pyarrow", extra="preprocessing")
+    try:
+        yield
+    except Unreachable:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise DamagedShard(f"{path} is damaged or no shard: {' '.join(str(error).split())}") from None
+
+
+def shard_sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a shard; DamagedShard if it cannot be read."""
+    with naming_damage(path):
+        return sha256_file(path)
+
+
+@contextmanager
 def open_shard(path: str | Path) -> Iterator[Any]:
-    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException if the file is damaged or not Parquet."""
+    """Open a shard as a pyarrow ParquetFile; DamagedShard for whatever goes wrong while it is open."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
-    with open(path, "rb") as file:
-        check_footer(file)
-    with parquet.ParquetFile(path) as table:
-        yield table
+    with naming_damage(path):
+        with open(path, "rb") as file:
+            check_footer(file)
+        with parquet.ParquetFile(path) as table:
+            yield table
 
 
 def read_header(path: str | Path) -> Header:
-    """Rows, columns and VQGAN of a shard; UserError if it is no Parquet file with codes."""
-    pa = require("pyarrow", extra="preprocessing")
-    try:
-        with open_shard(path) as file:
-            check_columns(file)
-            note = (file.schema_arrow.metadata or {}).get(VQGAN_NOTE)
-            vqgan = None if note is None else note.decode("ascii", errors="replace")
-            return Header(file.metadata.num_rows, tuple(file.schema_arrow.names), vqgan)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise damaged(path, error) from None
+    """Rows, columns and VQGAN of a shard; DamagedShard if it is no Parquet file with codes."""
+    with open_shard(path) as file:
+        check_columns(file)
+        note = (file.schema_arrow.metadata or {}).get(VQGAN_NOTE)
+        vqgan = None if note is None else note.decode("ascii", errors="replace")
+        return Header(file.metadata.num_rows, tuple(file.schema_arrow.names), vqgan)
 
 
 def check_columns(file: Any) -> None:
@@ -135,23 +155,13 @@ def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key
     yield from file.iter_batches(columns=columns, **options)
 
 
-def damaged(path: str | Path, error: Exception) -> ValueError:
-    """The error that names the shard at `path`, after reading it raised `error`."""
-    reason = " ".join(str(error).split())
-    return UserError(f"{path} is damaged or no shard: {reason}")
-
-
 def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:
-    """The checked rows of a shard, some at a time; UserError that names the shard if it is damaged."""
-    pa = require("pyarrow", extra="preprocessing")
+    """The checked rows of a shard, some at a time; raises DamagedShard."""
     first = 0
-    try:
-        with open_shard(path) as file:
-            for batch in code_batches(file, batch_size=READ_ROWS):
-                yield decode_rows(batch, range(first, first + len(batch)), num_codes, codebook_size)
-                first += len(batch)
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise damaged(path, error) from None
+    with open_shard(path) as file:
+        for batch in code_batches(file, batch_size=READ_ROWS):
+            yield decode_rows(batch, range(first, first + len(batch)), num_codes, codebook_size)
+            first += len(batch)
 
 
 def decode_rows(

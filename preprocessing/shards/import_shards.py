@@ -5,11 +5,9 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
-from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress, unwatched
-from dalle_lean.require import require
 from preprocessing.encoding.part_records import records_folder
-from preprocessing.shards.files import damaged, open_shard, read_blocks, read_header
+from preprocessing.shards.files import open_shard, read_blocks, read_header, shard_sha256
 from preprocessing.shards.manifest import ADOPTED, NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
 
 
@@ -46,7 +44,7 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
         for block in read_blocks(path, image_side**2, vqgan.config.codebook_size):
             done += len(block.captions)
             on_progress(done, total, path.name)
-        shards.append(Shard(file=path.name, rows=rows[path], sha256=sha256_file(path)))
+        shards.append(Shard(file=path.name, rows=rows[path], sha256=shard_sha256(path)))
     info = DatasetInfo(
         vqgan=vqgan.codes_fingerprint(),
         image_side=image_side,
@@ -62,12 +60,8 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
 
 def first_image_side(path: Path) -> int:
     """Codes along one side of the first picture of a shard."""
-    pa = require("pyarrow", extra="preprocessing")
-    try:
-        with open_shard(path) as file:
-            code = next(file.iter_batches(batch_size=1, columns=["code"])).column("code")[0].as_py()
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(path, error) from None
+    with open_shard(path) as file:
+        code = next(file.iter_batches(batch_size=1, columns=["code"])).column("code")[0].as_py()
     size = len(code) if isinstance(code, bytes) else 0
     side = math.isqrt(size // 2)
     if side < 1 or 2 * side**2 != size:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import sha256_file
 from dalle_lean.io.model_card import CARD, markdown_table
 from dalle_lean.io.publish import Files
+from preprocessing.shards.files import shard_sha256
 from preprocessing.shards.manifest import NAME, DatasetInfo, read_dataset_info
 
 
@@ -15,7 +15,7 @@ def shard_files(folder: Path, name: str, *, license: str = "unknown", license_li
     UserError if a shard is missing or is not the one in dataset.json."""
     info = read_dataset_info(folder)
     for shard in info.shards:
-        if sha256_file(folder / shard.file) != shard.sha256:
+        if shard_sha256(folder / shard.file) != shard.sha256:
             raise UserError(f"{folder / shard.file} has changed since it was written; see dalle-lean shards verify")
     readme = folder / CARD
     card = readme if readme.is_file() else dataset_card(info, name, license, license_link).encode()

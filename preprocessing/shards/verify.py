@@ -8,10 +8,9 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
-from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.words import counted
-from preprocessing.shards.files import COLUMNS, read_blocks, read_header
+from preprocessing.shards.files import COLUMNS, DamagedShard, read_blocks, read_header, shard_sha256
 from preprocessing.shards.manifest import ADOPTED, NAME, DatasetInfo, Shard, read_manifest
 from preprocessing.shards.mix import MIXED
 
@@ -84,7 +83,7 @@ def shard_problems(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[str]
         return
     try:
         header = read_header(path)
-        sha256 = sha256_file(path)
+        sha256 = shard_sha256(path)
         if sha256 != shard.sha256:
             yield f"SHA-256 is {sha256[:SHOWN_DIGITS]}; must be {shard.sha256[:SHOWN_DIGITS]}"
         if header.vqgan not in (None, info.vqgan):
@@ -93,7 +92,7 @@ def shard_problems(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[str]
         if missing := [name for name in needed if name not in header.columns]:
             yield f"has no column {', '.join(missing)}"
         rows = sum(len(block.captions) for block in read_blocks(path, info.num_codes, info.codebook_size))
-    except ValueError as error:
+    except DamagedShard as error:
         yield str(error).removeprefix(f"{path} ").removeprefix("is ")
         return
     if rows != shard.rows:

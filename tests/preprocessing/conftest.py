@@ -1,6 +1,9 @@
 """A small folder of pictures with captions, and a tiny VQGAN."""
 
+import errno
+import hashlib
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,6 +61,22 @@ def discs(tmp_path):
         lines.append(json.dumps({"file_name": f"{index:03d}.png", "text": f"a {colour} disc, number {index}"}) + "\n")
     (folder / "metadata.jsonl").write_text("".join(lines))
     return folder
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Lets reading a whole file fail as on a bad disk: its footer is read, and the error names no file."""
+    digest = hashlib.file_digest
+
+    def spoil(name):
+        def read(file, algorithm):
+            if Path(file.name).name == name:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return digest(file, algorithm)
+
+        monkeypatch.setattr(hashlib, "file_digest", read)
+
+    return spoil
 
 
 @pytest.fixture(scope="session")

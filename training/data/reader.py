@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
-from preprocessing.shards.files import code_batches, damaged, decode_rows, keys_of
+from preprocessing.shards.files import DamagedShard, code_batches, decode_rows, keys_of, naming_damage
 from training.data.catalog import ShardSet
 
 T = TypeVar("T")
@@ -23,10 +22,6 @@ READ_ROWS = 1024
 COLUMNS = ("caption", "code", "key")
 BUFFER_BYTES = 2**20
 """Bytes buffered per column, which bounds the memory of an open shard of any size."""
-
-
-class DamagedShard(UserError):
-    """A shard cannot be read, or does not hold what its data set says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,20 +123,16 @@ def undamaged(shards: ShardSet, parts: Iterator[T]) -> Iterator[T]:
 @contextmanager
 def open_shard(shards: ShardSet, index: int) -> Iterator[Any]:
     """Open shard `index` as a Parquet file; whatever goes wrong while it is open is raised as DamagedShard."""
-    arrow, parquet = require("pyarrow", extra="training"), require("pyarrow.parquet", extra="training")
+    parquet = require("pyarrow.parquet", extra="training")
     rows = shards.rows[index]
-    try:
-        with (
-            shards.open(index) as content,
-            parquet.ParquetFile(content, buffer_size=BUFFER_BYTES, pre_buffer=False) as file,
-        ):
-            if rows is not None and file.metadata.num_rows != rows:
-                raise UserError(f"it has {file.metadata.num_rows} rows, its data set says {rows}")
-            yield file
-    except Unreachable:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, arrow.ArrowException) as error:
-        raise DamagedShard(str(damaged(shards.paths[index], error))) from None
+    with (
+        naming_damage(shards.paths[index]),
+        shards.open(index) as content,
+        parquet.ParquetFile(content, buffer_size=BUFFER_BYTES, pre_buffer=False) as file,
+    ):
+        if rows is not None and file.metadata.num_rows != rows:
+            raise UserError(f"it has {file.metadata.num_rows} rows, its data set says {rows}")
+        yield file
 
 
 def group_ends(file: Any) -> list[int]:

@@ -42,6 +42,12 @@ def test_a_card_of_the_folders_own_goes_as_it_is(folder):
     assert shard_files(folder, "b")["README.md"] == folder / "README.md"
 
 
+def test_a_shard_that_the_disk_cannot_read_is_named(folder, unreadable):
+    unreadable("shard-00001.parquet")
+    with pytest.raises(UserError, match=r"shard-00001\.parquet is damaged or no shard: .* Input/output error"):
+        shard_files(folder, "b")
+
+
 def test_a_damaged_shard_is_not_published(folder):
     with open(folder / "shard-00001.parquet", "ab") as file:
         file.write(b"x")

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from dalle_lean.errors import UserError
 from preprocessing.encoding.encode import preprocess
 from preprocessing.shards.dedupe import dedupe, first_of_each
 from preprocessing.shards.files import write_shard
@@ -147,6 +148,12 @@ def test_a_changed_shard_is_refused_by_name(folder, tmp_path):
     path = folder / "shard-00002.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match=r"shard-00002.parquet is not the file in dataset.json"):
+        dedupe(folder, tmp_path / "out")
+
+
+def test_a_shard_that_the_disk_cannot_read_is_refused_by_name(folder, tmp_path, unreadable):
+    unreadable("shard-00002.parquet")
+    with pytest.raises(UserError, match=r"shard-00002.parquet is not the file in dataset.json"):
         dedupe(folder, tmp_path / "out")
 
 

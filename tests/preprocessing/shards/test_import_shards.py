@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from dalle_lean.errors import UserError
 from preprocessing.shards.files import write_shard
 from preprocessing.shards.import_shards import import_shards
 from preprocessing.shards.manifest import read_dataset_info
@@ -83,6 +84,12 @@ def test_what_cannot_be_adopted_is_refused_by_name(published, vqgan, spoil, mess
     with pytest.raises(ValueError, match=re.escape(message)):
         import_shards(published, vqgan)
     assert (published / "dataset.json").exists() == had_manifest
+
+
+def test_a_file_that_the_disk_cannot_read_is_named(published, vqgan, unreadable):
+    unreadable("part-00001-of-00002.parquet")
+    with pytest.raises(UserError, match=r"00001-of-00002\.parquet is damaged or no shard: .* Input/output error"):
+        import_shards(published, vqgan)
 
 
 def test_the_manifest_says_that_the_files_were_adopted(published, vqgan):

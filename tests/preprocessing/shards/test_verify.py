@@ -73,6 +73,15 @@ def test_a_shard_of_zeros_without_end_is_found_without_reading_it(folder):
     assert time.monotonic() - started_s < 10
 
 
+def test_a_shard_that_the_disk_cannot_read_is_a_fault_among_others(folder, unreadable):
+    unreadable("shard-00001.parquet")
+    (folder / "shard-00002.parquet").unlink()
+    assert problems(folder) == [
+        ("shard-00001.parquet", "damaged or no shard: [Errno 5] Input/output error"),
+        ("shard-00002.parquet", "is not there"),
+    ]
+
+
 def test_a_shard_that_is_gone_is_found(folder):
     (folder / "shard-00000.parquet").unlink()
     assert problems(folder) == [("shard-00000.parquet", "is not there")]

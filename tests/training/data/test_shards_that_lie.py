@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dalle_lean.io.parquet_footer import MOST_FOOTER_BYTES, check_footer
-from preprocessing.shards.files import read_blocks, read_header
+from preprocessing.shards.files import DamagedShard, read_blocks, read_header
 from tests.training.conftest import write_shards
 from training.data.catalog import find_shards
-from training.data.reader import DamagedShard, read_rows, whole_shard
+from training.data.reader import read_rows, whole_shard
 
 
 @pytest.mark.parametrize(
