@@ -162,6 +162,8 @@ def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterato
         for batch in code_batches(file, batch_size=READ_ROWS):
             yield decode_rows(batch, range(first, first + len(batch)), num_codes, codebook_size)
             first += len(batch)
+        if first != file.metadata.num_rows:
+            raise UserError(f"it has {first} of its {file.metadata.num_rows} rows")
 
 
 def decode_rows(

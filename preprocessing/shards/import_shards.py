@@ -61,7 +61,10 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
 def first_image_side(path: Path) -> int:
     """Codes along one side of the first picture of a shard."""
     with open_shard(path) as file:
-        code = next(file.iter_batches(batch_size=1, columns=["code"])).column("code")[0].as_py()
+        batch = next(file.iter_batches(batch_size=1, columns=["code"]), None)
+        if batch is None:
+            raise UserError(f"it has 0 of its {file.metadata.num_rows} rows")
+        code = batch.column("code")[0].as_py()
     size = len(code) if isinstance(code, bytes) else 0
     side = math.isqrt(size // 2)
     if side < 1 or 2 * side**2 != size:

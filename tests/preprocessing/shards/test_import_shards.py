@@ -4,6 +4,7 @@ import json
 import re
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
@@ -69,6 +70,8 @@ def spoil_first_codes(path):
         (lambda folder: (folder / "x.parquet").write_bytes(b""), "x.parquet is damaged or no shard"),
         (lambda folder: spoil_first_codes(folder / "part-00000-of-00002.parquet"), "00000-of-00002.parquet is damaged"),
         (lambda folder: write_published(folder / "a.parquet", np.zeros((0, 4))), "a.parquet has no rows"),
+        (lambda folder: claim_a_row(folder / "a.parquet"), "a.parquet is damaged or no shard: it has 0 of its 1 rows"),
+        (lambda folder: claim_a_row(folder / "z.parquet"), "z.parquet is damaged or no shard: it has 0 of its 1 rows"),
         (lambda folder: write_published(folder / "a.parquet", np.zeros((5, 3))), "a.parquet: the first picture has 6"),
         (lambda folder: write_published(folder / "z.parquet", np.zeros((5, 9))), "18 bytes of codes; must be 8"),
         (lambda folder: write_published(folder / "z.parquet", np.full((5, 4), 64)), "codes 64..64; must be in 0..63"),
@@ -84,6 +87,15 @@ def test_what_cannot_be_adopted_is_refused_by_name(published, vqgan, spoil, mess
     with pytest.raises(ValueError, match=re.escape(message)):
         import_shards(published, vqgan)
     assert (published / "dataset.json").exists() == had_manifest
+
+
+def claim_a_row(path):
+    """Write a file without row groups whose footer claims a row."""
+    parquet.ParquetWriter(path, pa.schema({"caption": pa.string(), "code": pa.binary()})).close()
+    no_rows, one_row = bytes.fromhex("1600 190c"), bytes.fromhex("1602 190c")  # num_rows, then an empty list
+    content = path.read_bytes()
+    assert content.count(no_rows) == 1
+    path.write_bytes(content.replace(no_rows, one_row))
 
 
 def test_a_file_that_the_disk_cannot_read_is_named(published, vqgan, unreadable):
