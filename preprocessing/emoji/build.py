@@ -55,6 +55,7 @@ def build(
         raise UserError(f"{out} holds something else; name a new or empty folder")
     dropped: Counter[str] = Counter()
     drawings = read_drawings(packages, read_things(packages / "emojibase-data", dropped), dropped, sets)
+    out = out.resolve()  # "." has no name
     unfinished = out.with_name(out.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     total = len(drawings)
