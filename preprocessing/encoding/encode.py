@@ -23,6 +23,7 @@ from preprocessing.shards.manifest import (
     MAX_CODEBOOK_SIZE,
     MAX_IMAGE_SIDE,
     DatasetInfo,
+    check_num_shards,
     read_dataset_info,
     write_dataset_info,
 )
@@ -87,6 +88,7 @@ def preprocess(
         raise UserError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
     if not source.parts:
         raise UserError("the source has no parts: there is nothing to read in it")
+    check_num_shards(len(source.parts))
 
     decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
     job = EncodingJob(

@@ -8,7 +8,16 @@ from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.encoding.part_records import records_folder
 from preprocessing.shards.files import open_shard, read_blocks, read_header, shard_sha256
-from preprocessing.shards.manifest import ADOPTED, NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
+from preprocessing.shards.manifest import (
+    ADOPTED,
+    NAME,
+    SHARD_NAME,
+    Counts,
+    DatasetInfo,
+    Shard,
+    check_num_shards,
+    write_dataset_info,
+)
 
 
 def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress = unwatched) -> DatasetInfo:
@@ -28,6 +37,7 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
         raise UserError(f"{folder} holds no Parquet files")
+    check_num_shards(len(paths))
     if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
         raise UserError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
     rows: dict[Path, int] = {}

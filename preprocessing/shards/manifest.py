@@ -19,7 +19,8 @@ MAX_CODEBOOK_SIZE = 2**15  # codes are stored as int16
 MAX_IMAGE_SIDE = 2**10
 """Codes along one side of a picture: far beyond any VQGAN, and a row of them still fits in memory."""
 MOST_MANIFEST_BYTES = 2**26
-"""Of dataset.json: 400,000 shards."""
+MOST_SHARDS = 250_000
+"""Of a new folder: dataset.json has at most 262 bytes about a shard of `preprocess`, whatever its part is called."""
 ADOPTED = "adopted"
 """Setting of folders whose shards another program wrote."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -66,6 +67,12 @@ class DatasetInfo:
     def num_rows(self) -> int:
         """Rows of all shards together."""
         return sum(shard.rows for shard in self.shards)
+
+
+def check_num_shards(shards: int) -> None:
+    """UserError for more shards than dataset.json can list."""
+    if shards > MOST_SHARDS:
+        raise UserError(f"{shards:,} shards; a folder holds at most {MOST_SHARDS:,}: make several folders")
 
 
 def write_dataset_info(folder: Path, info: DatasetInfo) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import fresh_folder, link_or_copy
-from preprocessing.shards.manifest import Counts, DatasetInfo, Shard, read_dataset_info, write_dataset_info
+from preprocessing.shards.manifest import (
+    Counts,
+    DatasetInfo,
+    Shard,
+    check_num_shards,
+    read_dataset_info,
+    write_dataset_info,
+)
 
 MIXED = "mixed"  # key in the settings of such a folder: how many times each source counts
 
@@ -33,6 +40,10 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
             )
         if times < 1:
             raise UserError(f"{folder}:{times}: must count at least once")
+    check_num_shards(sum(times * len(info.shards) for _, info, times in infos))
+    total_times: Counter[str] = Counter()
+    for folder, _, times in infos:
+        total_times[str(folder)] += times
     shards: list[Shard] = []
     with fresh_folder(out) as fresh:
         for number, (folder, info, times) in enumerate(infos):
@@ -45,7 +56,7 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
             first,
             counts=total_counts([(info.counts, times) for _, info, times in infos]),
             shards=tuple(shards),
-            settings={MIXED: {str(folder): times for folder, _, times in infos}},
+            settings={MIXED: dict(total_times)},
         )
         write_dataset_info(fresh, mixed)
         os.rename(fresh, out)

@@ -5,8 +5,18 @@ from contextlib import suppress
 
 import pytest
 
+from dalle_lean.errors import UserError
 from preprocessing.encoding.encode import preprocess
+from preprocessing.shards.manifest import (
+    MOST_MANIFEST_BYTES,
+    MOST_SHARDS,
+    Counts,
+    DatasetInfo,
+    Shard,
+    write_dataset_info,
+)
 from preprocessing.sources import open_source
+from preprocessing.sources.files import part_names
 from preprocessing.sources.tar import TarShards
 from tests.preprocessing.runs import Stop, add_lines, contents, run_command
 
@@ -52,6 +62,20 @@ def test_what_is_only_noted_beside_a_source_is_no_setting(tars, vqgan, tmp_path)
     info = preprocess(open_source(tars, 8), tmp_path / "out", vqgan)
     (tars / "00000_stats.json").unlink()
     assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan) == info
+
+
+def test_a_source_of_more_parts_than_a_folder_can_list_is_refused(vqgan, tmp_path):
+    with pytest.raises(UserError, match="250,001 shards; a folder holds at most 250,000"):
+        preprocess(TarShards([f"{number}.tar" for number in range(250_001)]), tmp_path / "out", vqgan)
+    assert not (tmp_path / "out").exists()
+
+
+def test_dataset_json_has_room_for_the_most_shards_with_the_longest_names(tmp_path):
+    names = part_names([f"{'x' * 200}.tar"] * 1000)
+    shards = tuple(Shard(file=f"shard-1{name}.parquet", rows=10**9, sha256="a" * 64) for name in names)
+    info = DatasetInfo(vqgan="a" * 64, image_side=2, codebook_size=64, picture_side=16, counts=Counts(), shards=shards)
+    write_dataset_info(tmp_path, info)
+    assert (tmp_path / "dataset.json").stat().st_size / len(shards) * MOST_SHARDS < MOST_MANIFEST_BYTES
 
 
 def test_a_source_without_parts_is_refused(vqgan, tmp_path):

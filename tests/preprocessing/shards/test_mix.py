@@ -51,6 +51,17 @@ def test_codes_of_another_vqgan_are_refused(few, tmp_path):
     assert not (tmp_path / "mixed").exists()
 
 
+def test_a_folder_named_twice_is_recorded_with_both_numbers(few, many, tmp_path):
+    info = mix([(few, 2), (many, 1), (few, 3)], tmp_path / "mixed")
+    assert info.settings == {"mixed": {str(few): 5, str(many): 1}}
+
+
+def test_more_shards_than_a_folder_can_list_are_refused_before_any_is_linked(few, many, tmp_path, monkeypatch):
+    monkeypatch.setattr("preprocessing.shards.mix.link_or_copy", lambda *paths: pytest.fail("a shard was linked"))
+    with pytest.raises(UserError, match="250,001 shards; a folder holds at most 250,000"):
+        mix([(few, 249_999), (many, 1)], tmp_path / "mixed")
+
+
 def test_a_folder_that_exists_is_left_alone(few, many):
     with pytest.raises(UserError, match="exists already"):
         mix([(few, 1)], many)
