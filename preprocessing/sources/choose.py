@@ -21,7 +21,7 @@ TAKES = (
     "save_to_disk, or owner/name on the hub"
 )
 SHARD_SUFFIXES = {".tar": "tar", ".parquet": "Parquet"}
-"""Kinds of shards by suffix. A folder is of the first kind that is in it."""
+"""Kinds of shards by suffix. A folder is of the first kind that is in it, and so is a pattern that matches more."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -48,7 +48,8 @@ def open_source(
     if "://" in text or "*" in text or "{" in text or Path(text).is_file():
         paths = [text] if Path(text).is_file() else list_files(text)
         if not all(path.endswith(tuple(SHARD_SUFFIXES)) for path in paths):
-            paths = shards_in(text)
+            # A pattern may match more than shards: img2dataset writes statistics beside each.
+            paths = (first_kind(paths) if "*" in text else []) or shards_in(text)
         if not paths:
             raise UserError(f"{text}: no {' or '.join(SHARD_SUFFIXES.values())} file there; {TAKES}")
         return open_shards(paths, columns)
@@ -98,6 +99,12 @@ def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
     except OnlyAddresses as error:
         raise OnlyAddresses(f"{error}. {how_to_download(paths)}") from None
     return source
+
+
+def first_kind(paths: list[str]) -> list[str]:
+    """The shards among files, all of one kind."""
+    kinds = ([path for path in paths if path.endswith(suffix)] for suffix in SHARD_SUFFIXES)
+    return next(filter(None, kinds), [])
 
 
 def shards_in(folder: str) -> list[str]:

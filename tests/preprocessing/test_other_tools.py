@@ -33,6 +33,11 @@ def test_what_img2dataset_wrote_is_encoded(vqgan, tmp_path, captions, written, m
     assert all(row["url"].startswith("http://127.0.0.1") and row["original_width"] == 96 for row in rows)
 
 
+@pytest.mark.parametrize(("written", "shard"), [("webdataset", "00000.tar"), ("parquet", "00000.parquet")])
+def test_a_pattern_may_match_what_img2dataset_writes_beside_its_shards(written, shard):
+    assert open_source(f"{IMG2DATASET / written}/*", 8).paths == [str(IMG2DATASET / written / shard)]
+
+
 def test_what_webdataset_wrote_is_read_and_it_reads_the_same(emoji, tmp_path):
     rows = emoji_rows(emoji, 6)
     pattern = str(tmp_path / "%05d.tar")
