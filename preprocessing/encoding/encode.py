@@ -5,6 +5,7 @@ started again, makes the missing shards, and any number of machines can share th
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,19 +203,23 @@ class Reporter:
 
     def __init__(self, source: Source, parts: Sequence[int], on_progress: OnProgress):
         self.sizes = {part: source.size(part) for part in parts}
-        self.seen: dict[int, int] = {}
-        self.complete: set[int] = set()
+        self.seen: Counter[int] = Counter()
         self.on_progress = on_progress
+        # Totals: adding up a million parts at each report would take longer than encoding a batch.
+        known = [size for size in self.sizes.values() if size is not None]
+        self.known_parts, self.known = len(known), sum(known)
+        self.done = self.complete = 0
 
     def __call__(self, part: int, seen: int, complete: bool) -> None:
+        self.done += seen - self.seen[part]
         self.seen[part] = seen
         if complete:
-            self.complete.add(part)
+            self.complete += 1
+            self.known_parts += self.sizes[part] is None
+            self.known += seen - (self.sizes[part] or 0)
             self.sizes[part] = seen
-        known = [size for size in self.sizes.values() if size is not None]
         # Assume the mean of the others for parts of unknown size.
-        mean = sum(known) / len(known) if known else max(self.seen.values())
-        total = sum(known) + round(mean * (len(self.sizes) - len(known)))
-        note = f"{len(self.complete)} of {counted(len(self.sizes), 'shard')}"
-        done = sum(self.seen.values())
-        self.on_progress(done, max(total, done), note)
+        mean = self.known / self.known_parts if self.known_parts else max(self.seen.values())
+        total = self.known + round(mean * (len(self.sizes) - self.known_parts))
+        note = f"{self.complete} of {counted(len(self.sizes), 'shard')}"
+        self.on_progress(self.done, max(total, self.done), note)
