@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +22,7 @@ from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_CHARACTERS
-from preprocessing.shards.manifest import (
-    MOST_MANIFEST_BYTES,
-    Counts,
-    DatasetInfo,
-    Shard,
-    parse_manifest,
-    read_dataset_info,
-)
-
-# Training uses no other module of this package.
-__all__ = ["MOST_MANIFEST_BYTES", "Counts", "DatasetInfo", "parse_manifest", "read_dataset_info"]
+from preprocessing.shards.manifest import Shard
 
 COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
 BROTLI_LEVEL = 11  # the highest: a shard is written once and read often
@@ -57,12 +47,28 @@ class Row:
     key: str
 
 
-class Block(NamedTuple):
-    """Consecutive rows of a shard."""
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of shards, as training reads them."""
 
     captions: list[str]
-    codes: NDArray[np.int16]  # [R, I]
+    codes: NDArray[np.int16]
+    """[R, I]; [R, 0] if codes were not requested."""
     keys: list[str]
+
+    @classmethod
+    def none(cls) -> Self:
+        return cls([], np.empty((0, 0), np.int16), [])
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def take(self, indices: Sequence[int]) -> "Rows":
+        return Rows([self.captions[i] for i in indices], self.codes[indices], [self.keys[i] for i in indices])
+
+    def part(self, start: int, end: int) -> "Rows":
+        """The rows start..end-1, without copying the codes."""
+        return Rows(self.captions[start:end], self.codes[start:end], self.keys[start:end])
 
 
 class Header(NamedTuple):
@@ -155,7 +161,7 @@ def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key
     yield from file.iter_batches(columns=columns, **options)
 
 
-def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:
+def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Rows]:
     """The checked rows of a shard, some at a time; raises DamagedShard."""
     first = 0
     with open_shard(path) as file:
@@ -168,9 +174,9 @@ def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterato
 
 def decode_rows(
     table: Any, numbers: Sequence[int], num_codes: int, codebook_size: int, *, with_codes: bool = True
-) -> Block:
-    """Check and decode an Arrow table or batch whose row i is row `numbers[i]` of its shard. The codes are [R, 0]
-    unless `with_codes`. UserError for a missing caption or for codes of the wrong length or range."""
+) -> Rows:
+    """Check and decode an Arrow table or batch whose row i is row `numbers[i]` of its shard, without its codes unless
+    `with_codes`. UserError for a missing caption or for codes of the wrong length or range."""
     pa = require("pyarrow", extra="preprocessing")
     captions = table.column("caption")
     if pa.types.is_string(captions.type) or pa.types.is_large_string(captions.type):
@@ -182,7 +188,7 @@ def decode_rows(
     codes = np.empty((len(captions), 0), np.int16)
     if with_codes:
         codes = decode_codes(table.column("code").to_pylist(), num_codes, codebook_size)
-    return Block(captions, codes, keys_of(table, numbers))
+    return Rows(captions, codes, keys_of(table, numbers))
 
 
 def keys_of(table: Any, numbers: Sequence[int]) -> list[str]:

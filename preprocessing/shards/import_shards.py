@@ -52,7 +52,7 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
     total, done, shards = sum(rows.values()), 0, []
     for path in paths:
         for block in read_blocks(path, image_side**2, vqgan.config.codebook_size):
-            done += len(block.captions)
+            done += len(block)
             on_progress(done, total, path.name)
         shards.append(Shard(file=path.name, rows=rows[path], sha256=shard_sha256(path)))
     info = DatasetInfo(

@@ -72,13 +72,13 @@ def collect_statistics(
     next_wanted, done = next(wanted, None), 0
     for shard in info.shards:
         statistics.file_bytes += (folder / shard.file).stat().st_size
-        for captions, codes, keys in read_blocks(folder / shard.file, info.num_codes, info.codebook_size):
-            statistics.code_counts += np.bincount(codes.ravel(), minlength=info.codebook_size)
-            statistics.caption_lengths.update(map(len, captions))
-            while next_wanted is not None and next_wanted < done + len(captions):
-                place = next_wanted - done
-                statistics.sample_rows.append(SampleRow(keys[place], captions[place], codes[place].copy()))
+        for rows in read_blocks(folder / shard.file, info.num_codes, info.codebook_size):
+            statistics.code_counts += np.bincount(rows.codes.ravel(), minlength=info.codebook_size)
+            statistics.caption_lengths.update(map(len, rows.captions))
+            while next_wanted is not None and next_wanted < done + len(rows):
+                at = next_wanted - done
+                statistics.sample_rows.append(SampleRow(rows.keys[at], rows.captions[at], rows.codes[at].copy()))
                 next_wanted = next(wanted, None)
-            done += len(captions)
+            done += len(rows)
             on_progress(done, info.num_rows, shard.file)
     return statistics

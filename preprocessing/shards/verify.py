@@ -91,7 +91,7 @@ def shard_problems(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[str]
         needed = () if ADOPTED in info.settings else COLUMNS
         if missing := [name for name in needed if name not in header.columns]:
             yield f"has no column {', '.join(missing)}"
-        rows = sum(len(block.captions) for block in read_blocks(path, info.num_codes, info.codebook_size))
+        rows = sum(map(len, read_blocks(path, info.num_codes, info.codebook_size)))
     except DamagedShard as error:
         yield str(error).removeprefix(f"{path} ").removeprefix("is ")
         return

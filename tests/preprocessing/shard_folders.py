@@ -19,8 +19,8 @@ def stored_rows(folder):
 def read_rows(paths, num_codes, codebook_size):
     """The same, of some shards."""
     for path in paths:
-        for block in read_blocks(path, num_codes, codebook_size):
-            for caption, codes, key in zip(*block, strict=True):
+        for rows in read_blocks(path, num_codes, codebook_size):
+            for caption, codes, key in zip(rows.captions, rows.codes, rows.keys, strict=True):
                 yield {"caption": caption, "codes": codes, "key": key}
 
 

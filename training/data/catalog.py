@@ -16,7 +16,7 @@ from dalle_lean.io.remote_errors import storage_of
 from dalle_lean.io.remote_io import Patience, RemoteFile
 from dalle_lean.progress import OnNotice, silent
 from dalle_lean.require import require
-from preprocessing.shards.files import MOST_MANIFEST_BYTES, DatasetInfo, parse_manifest, read_dataset_info
+from preprocessing.shards.manifest import MOST_MANIFEST_BYTES, DatasetInfo, parse_manifest, read_dataset_info
 
 HUB = "hf://datasets/"
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import Tokenizer
-from preprocessing.shards.files import DamagedShard
+from preprocessing.shards.files import DamagedShard, Rows
 from training.data.catalog import ShardSet
 from training.data.heldout import by_name_hash, is_heldout, key_hash
 from training.data.prefetch import prefetch
-from training.data.reader import Rows, join, read_rows, whole_shard
+from training.data.reader import join, read_rows, whole_shard
 from training.data.sampler import Position, chunk_start, first_chunk_rows, shard_groups, window_order
 from training.run.recipe import DataRecipe
 

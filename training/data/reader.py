@@ -1,20 +1,15 @@
-"""Reads a shard from any row on, in chunks of a chosen length: column by column, never row by row.
-
-Shapes: N rows, I codes per picture.
-"""
+"""Reads a shard from any row on, in chunks of a chosen length: column by column, never row by row."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from preprocessing.shards.files import DamagedShard, code_batches, decode_rows, keys_of, naming_damage
+from preprocessing.shards.files import DamagedShard, Rows, code_batches, decode_rows, keys_of, naming_damage
 from training.data.catalog import ShardSet
 
 T = TypeVar("T")
@@ -22,30 +17,6 @@ READ_ROWS = 1024
 COLUMNS = ("caption", "code", "key")
 BUFFER_BYTES = 2**20
 """Bytes buffered per column, which bounds the memory of an open shard of any size."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of shards."""
-
-    captions: list[str]
-    codes: NDArray[np.int16]
-    """[N, I]; [N, 0] if codes were not requested."""
-    keys: list[str]
-
-    @classmethod
-    def none(cls) -> Self:
-        return cls([], np.empty((0, 0), np.int16), [])
-
-    def __len__(self) -> int:
-        return len(self.captions)
-
-    def take(self, indices: Sequence[int]) -> "Rows":
-        return Rows([self.captions[i] for i in indices], self.codes[indices], [self.keys[i] for i in indices])
-
-    def part(self, start: int, end: int) -> "Rows":
-        """The rows start..end-1, without copying the codes."""
-        return Rows(self.captions[start:end], self.codes[start:end], self.keys[start:end])
 
 
 def join(parts: Sequence[Rows]) -> Rows:
@@ -69,6 +40,7 @@ def read_rows(
 
     Raises DamagedShard, or Unreachable if a remote cannot be read at all.
     """
+    info = shards.info
     with open_shard(shards, index) as file:
         ends = group_ends(file)
         groups = [group for group in range(len(ends) - 1) if ends[group + 1] > start]
@@ -76,7 +48,8 @@ def read_rows(
             return
         tables = batches(file, groups, count, COLUMNS if codes else ("caption", "key"))
         for table in rechunk(tables, start - ends[groups[0]], first_count or count, count):
-            yield decode(table, range(start, start + len(table)), shards, codes)
+            numbers = range(start, start + len(table))
+            yield decode_rows(table, numbers, info.num_codes, info.codebook_size, with_codes=codes)
             start += len(table)
 
 
@@ -86,6 +59,7 @@ def read_rows_at(shards: ShardSet, index: int, wanted: Sequence[int]) -> Iterato
 
     Raises as `read_rows` does.
     """
+    info = shards.info
     with open_shard(shards, index) as file:
         for group, (start, end) in enumerate(pairwise(group_ends(file))):
             left = [row for row in wanted if start <= row < end]
@@ -93,7 +67,8 @@ def read_rows_at(shards: ShardSet, index: int, wanted: Sequence[int]) -> Iterato
             while left and (batch := next(parts, None)) is not None:
                 here = [row for row in left if row < start + len(batch)]
                 if here:
-                    yield decode(batch.take([row - start for row in here]), here, shards)
+                    chosen = batch.take([row - start for row in here])
+                    yield decode_rows(chosen, here, info.num_codes, info.codebook_size)
                 start, left = start + len(batch), left[len(here) :]
 
 
@@ -167,9 +142,3 @@ def rechunk(batches: Iterator[Any], skip: int, first_count: int, count: int) -> 
             waiting, wanted = waiting.slice(wanted), count
     if waiting is not None and len(waiting):
         yield waiting
-
-
-def decode(table: Any, numbers: Sequence[int], shards: ShardSet, codes: bool = True) -> Rows:
-    """Decode a table or batch, whose rows have these `numbers` in the shard."""
-    info = shards.info
-    return Rows(*decode_rows(table, numbers, info.num_codes, info.codebook_size, with_codes=codes))

@@ -8,7 +8,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import read_json
 from dalle_lean.io.model_folder import bundled_model, check_parts
-from preprocessing.shards.files import Counts, DatasetInfo
+from preprocessing.shards.manifest import Counts, DatasetInfo
 from training.data.catalog import ShardSet
 from training.run.recipe import Recipe
 

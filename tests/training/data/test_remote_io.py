@@ -17,7 +17,7 @@ import torch
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable
 from dalle_lean.io.remote_io import Patience, RemoteFile, within
-from preprocessing.shards.files import Counts, DatasetInfo
+from preprocessing.shards.manifest import Counts, DatasetInfo
 from tests.serving import serving
 from tests.training.conftest import write_shards
 from tests.training.runs import at_step, losses, saved_progress

@@ -15,7 +15,8 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import bundled_model
 from dalle_lean.io.remote_io import Patience
 from dalle_lean.words import counted, human_bytes
-from preprocessing.shards.files import Counts, DamagedShard, DatasetInfo
+from preprocessing.shards.files import DamagedShard
+from preprocessing.shards.manifest import Counts, DatasetInfo
 from training.data.catalog import ShardSet, find_shards
 from training.data.reader import READ_ROWS, read_rows
 from training.swarm.config import PROTOCOL, SwarmSettings
