@@ -3,6 +3,9 @@
 import os
 import resource
 import signal
+import socket
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,13 +17,13 @@ from typing import Any, Self, TypeVar
 
 from dalle_lean.images.files import quiet_pillow
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
-from preprocessing.encoding.worker_process import Process
 from preprocessing.encoding.worker_protocol import BadAnswer, from_bytes, max_bytes, to_bytes
 from preprocessing.sources import Sample
 
 MIN_MEMORY_BYTES = 128 * 2**20
 MEMORY_BYTES = 2**30  # what a worker may allocate for a picture, besides the 150 MB of an idle worker
 CPU_LIMIT_S = 30.0  # processor time for one picture; the largest allowed need a few seconds
+END_TIMEOUT_S = 10.0
 TRIES = 3  # a picture is blamed only after this many workers have died, since something else may have killed them
 WAITING_BYTES = 256 * 2**20  # undecoded pictures read ahead
 GROUP_SIZE = 8
@@ -36,36 +39,66 @@ class WorkerDied(Exception):
 
 class DecodeWorker:
     """One worker process, ready to decode. Raises WorkerDied, or OSError with the cause if a process cannot even load
-    its function."""
+    its `decoding`.
+
+    Unlike those of multiprocessing, it never runs the caller's script again, inherits no open file but its connection,
+    and ends whenever this process ends, because that closes its connection.
+    """
 
     def __init__(self, decoding: Decoding, memory_bytes: int, cpu_limit_s: float):
         self.decoding = decoding
-        self.process = Process(serve, decoding, memory_bytes, cpu_limit_s)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                # -P: the current folder may contain a package `preprocessing`.
+                [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                start_new_session=True,  # Ctrl+C must reach only this process, which ends the others
+            )
+        self.connection = Connection(ours.detach())
         with self.detecting_death():
-            failure = self.process.connection.recv()
+            self.connection.send((decoding, memory_bytes, cpu_limit_s))
+            failure = self.connection.recv()
         if failure is not None:
-            self.process.end()
+            self.end()
             raise OSError(f"no worker process can be started to decode pictures: {failure}")
 
     def decode(self, samples: Sequence[Sample]) -> Iterator[Result]:
         """The result of each sample, as soon as it arrives."""
-        connection = self.process.connection
         with self.detecting_death():
-            connection.send(samples)
+            self.connection.send(samples)
         for sample in samples:
             with self.detecting_death():
-                result = from_bytes(connection.recv_bytes(max_bytes(self.decoding)), sample, self.decoding)
+                result = from_bytes(self.connection.recv_bytes(max_bytes(self.decoding)), sample, self.decoding)
             yield result
+
+    def end(self) -> str:
+        """Close the connection and wait for the process; returns how it ended."""
+        self.connection.close()
+        try:
+            self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        code = self.process.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> str:
+        """Like `end`, but without waiting for the picture in work."""
+        self.process.kill()
+        return self.end()
 
     @contextmanager
     def detecting_death(self) -> Iterator[None]:
         try:
             yield
         except BadAnswer as error:
-            self.process.kill()
+            self.kill()
             raise WorkerDied(f"a wrong answer: {error}") from None
         except (EOFError, OSError):
-            raise WorkerDied(self.process.end()) from None
+            raise WorkerDied(self.end()) from None
 
 
 class DecodePool:
@@ -92,7 +125,7 @@ class DecodePool:
         self.threads.shutdown(cancel_futures=True)
         for _ in range(self.workers):
             if worker := self.idle.get():
-                worker.process.kill()
+                worker.kill()
 
     def map(self, items: Iterable[Sample | Other]) -> Iterator[Result | Other]:
         """The result of each sample, in order; anything else is passed through in its place. At most `depth` groups of
@@ -123,7 +156,7 @@ class DecodePool:
                             break
                         results.append(result)
                 if len(results) < len(samples):
-                    worker.process.kill()
+                    worker.kill()
                     worker = None
                     results.append(self.decode_alone(samples[len(results)]))
             return results
@@ -140,7 +173,7 @@ class DecodePool:
             except WorkerDied as error:
                 death = str(error)
             finally:
-                worker.process.kill()
+                worker.kill()
         return Rejection(sample.key, "decoder_died", death)
 
     def start(self) -> DecodeWorker:
@@ -175,18 +208,25 @@ def picture_bytes(samples: Sequence[Sample]) -> int:
     return sum(len(sample.picture) for sample in samples)
 
 
-def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_limit_s: float) -> None:
-    """The work of a worker process: samples in, candidates or rejections out, until the connection is closed."""
+def serve(descriptor: int) -> None:
+    """The work of a worker process: samples in, candidates or rejections out, until the connection is closed. Its first
+    message is None, or why it cannot load what decodes."""
     from PIL import Image
 
-    Image.preinit()
-    limit_memory(memory_bytes)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    connection.send(None)  # ready
-    # C libraries write complaints about damaged pictures to this descriptor.
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    with quiet_pillow():
+    connection = Connection(descriptor)
+    with suppress(EOFError, ConnectionError), quiet_pillow():  # the errors of a parent that is gone
+        try:
+            decoding, memory_bytes, cpu_limit_s = connection.recv()
+        except Exception as error:
+            connection.send(f"{type(error).__name__}: {error}")
+            return
+        Image.preinit()
+        limit_memory(memory_bytes)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        connection.send(None)  # ready
+        # C libraries write complaints about damaged pictures to this descriptor.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
         while True:
             for sample in connection.recv():
                 signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)  # its signal ends the process

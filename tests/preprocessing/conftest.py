@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image, ImageDraw
@@ -29,11 +28,14 @@ class DecoderHere:
     """A worker that decodes in this process, through the same protocol: starting one takes longer than a small run."""
 
     def __init__(self, decoding, memory_bytes, cpu_limit_s):
-        self.decoding, self.process = decoding, SimpleNamespace(kill=lambda: None)
+        self.decoding = decoding
 
     def decode(self, samples):
         for sample in samples:
             yield from_bytes(to_bytes(self.decoding(sample)), sample, self.decoding)
+
+    def kill(self):
+        pass
 
 
 @pytest.fixture

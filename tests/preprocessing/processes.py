@@ -22,7 +22,7 @@ def ray_actors(pid: int | None = None) -> list[int]:
 
 def worker_processes() -> list[int]:
     """The worker processes that this process started itself."""
-    return [one for one in children(os.getpid()) if b"preprocessing.encoding.worker_process" in command_line(one)]
+    return [one for one in children(os.getpid()) if b"preprocessing.encoding.decode_pool" in command_line(one)]
 
 
 def command_line(pid: int) -> bytes:
