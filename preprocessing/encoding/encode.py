@@ -113,15 +113,15 @@ def preprocess(
         try:
             part_records.begin(out, settings)
             missing = [part for part in missing_parts(job) if part % share[1] == share[0] - 1]
+            if missing and finished(out, settings) is None:
+                if make is None:
+                    raise not_made(job, missing)
+                make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
+            info = gather(job, vqgan, settings)
         except (ValueError, FileNotFoundError):
-            if finished(out, settings) is None:  # otherwise another machine has just made the last part
+            # Another machine may have gathered and removed the records at any moment.
+            if (info := finished(out, settings)) is None:
                 raise
-            missing = []
-        if missing and finished(out, settings) is None:
-            if make is None:
-                raise not_made(job, missing)
-            make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
-        info = gather(job, vqgan, settings)
     if info:
         part_records.remove_leftovers(out)
     return info
@@ -162,32 +162,30 @@ def missing_parts(job: EncodingJob) -> list[int]:
 
 
 def gather(job: EncodingJob, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
-    """Write `dataset.json` if all parts are made. Machines that do so at the same moment write the same bytes."""
+    """Write `dataset.json` if all parts are made. Machines that do so at the same moment write the same bytes.
+    FileNotFoundError if another one has just gathered and removed the records."""
     if (info := finished(job.out, settings)) is not None:
         return info
     if missing_parts(job):
         return finished(job.out, settings)
-    try:
-        counts, shards = part_records.gather(job.out, job.parts)
-        if job.explain:
-            part_records.write_explanations(job.out, job.parts)
-        if not counts.kept:
-            part_records.remove_leftovers(job.out)
-            listed = ", ".join(f"{reason} {count}" for reason, count in counts.rejected.items())
-            where = f"{job.out / 'rejected.jsonl'} names each" if job.explain else "--explain names each"
-            raise UserError(f"no picture of the source can be used ({listed}); {where}")
-        info = DatasetInfo(
-            vqgan=job.vqgan,
-            image_side=job.decoding.side // vqgan.config.downscale,
-            codebook_size=vqgan.config.codebook_size,
-            picture_side=job.decoding.side,
-            counts=counts,
-            shards=shards,
-            settings=settings,
-        )
-        write_dataset_info(job.out, info)
-    except FileNotFoundError:  # another machine has gathered and removed the records
-        return read_dataset_info(job.out)
+    counts, shards = part_records.gather(job.out, job.parts)
+    if job.explain:
+        part_records.write_explanations(job.out, job.parts)
+    if not counts.kept:
+        part_records.remove_leftovers(job.out)
+        listed = ", ".join(f"{reason} {count}" for reason, count in counts.rejected.items())
+        where = f"{job.out / 'rejected.jsonl'} names each" if job.explain else "--explain names each"
+        raise UserError(f"no picture of the source can be used ({listed}); {where}")
+    info = DatasetInfo(
+        vqgan=job.vqgan,
+        image_side=job.decoding.side // vqgan.config.downscale,
+        codebook_size=vqgan.config.codebook_size,
+        picture_side=job.decoding.side,
+        counts=counts,
+        shards=shards,
+        settings=settings,
+    )
+    write_dataset_info(job.out, info)
     return info
 
 

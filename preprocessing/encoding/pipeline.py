@@ -238,12 +238,8 @@ def write_part(job: EncodingJob, part: Part, rows: Sequence[Row]) -> None:
     path = job.out / f"shard-{name}.parquet"
     if not records_folder(job.out).is_dir():
         return  # another process has written this part too, and the whole is finished
-    try:
-        shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
-        write_record(job.out, name, shard, part.kept, part.rejected, part.explained)
-    except FileNotFoundError:  # the same, and it removed the records while this one wrote
-        if records_folder(job.out).is_dir():
-            raise
+    shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
+    write_record(job.out, name, shard, part.kept, part.rejected, part.explained)
 
 
 def prepare(job: EncodingJob, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Batch | Part]:
