@@ -97,8 +97,10 @@ def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill) -> tu
     logger.info(f"decoding into {path}: {space}")
     with atomic_write(path) as temporary:
         pixels = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
-        with open(temporary, "r+b") as file:  # on a full disk, a write to the mapping would kill the process (SIGBUS)
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        # On a full disk, a write to the mapping would kill the process (SIGBUS). macOS cannot reserve the space.
+        if hasattr(os, "posix_fallocate"):
+            with open(temporary, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         report = fill(torch.from_numpy(pixels))
         pixels.flush()
     write_json(note, {"made_from": made_from, "said": report})

@@ -69,6 +69,13 @@ def test_what_is_written_to_found_pictures_stays_out_of_the_file(tmp_path):
     assert np.array_equal(np.load(tmp_path / "p.npy"), pictures(5).numpy())
 
 
+def test_a_system_that_cannot_reserve_space_keeps_pictures_in_a_file_too(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")  # macOS
+    for _ in range(2):
+        found, _ = in_file(tmp_path / "p.npy", "one", 5, SIDE, counting([], pictures(5)))
+        assert torch.equal(found, pictures(5))
+
+
 def test_pictures_that_the_disk_has_no_room_for_are_refused_before_any_is_decoded(tmp_path):
     filled = []
     with pytest.raises(UserError, match=r"1,000,000,000 pictures of 4096x4096 pixels take 50.3 PB, .* are free"):
