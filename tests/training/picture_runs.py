@@ -1,4 +1,4 @@
-"""What tests of runs on pictures share: their metrics, and a run that is killed."""
+"""What tests of runs on pictures share: a run as the commands train it, its metrics, and a run that is killed."""
 
 import os
 import pickle
@@ -8,13 +8,13 @@ import sys
 
 import torch
 
-from training.run.loop import train_on_pictures
+from training.run.graceful_stop import TimeLimit
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 
 KILLED = """
 import os, pickle, signal, sys
-from training.run.loop import train_on_pictures
+from tests.training.picture_runs import train_on_pictures
 
 def on_progress(done, total, note):
     if note.startswith(f"step {step}/"):
@@ -23,6 +23,12 @@ def on_progress(done, total, note):
 step, arguments, inputs = pickle.load(sys.stdin.buffer)
 train_on_pictures(*arguments, on_progress=on_progress, **inputs)
 """
+
+
+def train_on_pictures(run_class, *arguments, max_minutes=None, on_progress=None, **inputs):
+    """Train until the run or the time, reading included, is over; returns the progress."""
+    limit = TimeLimit(max_minutes)
+    return run_class(*arguments, on_progress=on_progress, **inputs).go(on_progress, limit)
 
 
 def metrics(out):

@@ -7,7 +7,17 @@ import typer
 
 from dalle_lean.terminal import Device, StoredDtype
 from training.clip.recipe import ClipRecipe
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, TokenizerFile, train_run
+from training.commands.options import (
+    LearningRate,
+    MaxMinutes,
+    Out,
+    Precision,
+    Seed,
+    Steps,
+    TokenizerFile,
+    recipe_of,
+    train_run,
+)
 
 ALIKE = [",".join(fields) for fields in ClipRecipe.alike]
 
@@ -66,25 +76,14 @@ def train_clip(
     device: Device = "auto",
 ) -> None:
     """Train a small CLIP on captioned pictures; OUT/clip ranks a model's pictures."""
+    options = locals()
     import torch
 
     from dalle_lean.tokenizer import find_tokenizer
     from training.clip.run import ClipRun
 
-    recipe = ClipRecipe(
-        steps=steps,
-        batch_size=batch_size,
-        hard_negative_share=hard_negative_share,
-        hard_group_size=hard_group_size,
-        alike=tuple(tuple(name.strip() for name in fields.split(",")) for fields in alike),
-        extra_captions=extra_captions,
-        lr=lr,
-        seed=seed,
-        picture_side=picture_side,
-        image_width=image_width,
-        width=width,
-        precision=precision,
-    )
+    fields = tuple(tuple(name.strip() for name in group.split(",")) for group in alike)
+    recipe = recipe_of(ClipRecipe, options, alike=fields)
     inputs: dict[str, Any] = {"heldout": heldout, "tokenizer": find_tokenizer(tokenizer), "vqgan": vqgan, "init": init}
-    inputs |= {"save_dtype": getattr(torch, save_dtype), "max_minutes": max_minutes}
-    train_run(ClipRun, data, out, recipe, "CLIP", out / "clip", device, **inputs)
+    inputs["save_dtype"] = getattr(torch, save_dtype)
+    train_run(ClipRun, data, out, recipe, "CLIP", device, max_minutes, **inputs)

@@ -1,12 +1,16 @@
 """Options that several commands share, and what the trainings on pictures do with them."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from dalle_lean.errors import UserError
+from training.run.loop_settings import PictureRecipe
 
+R = TypeVar("R", bound=PictureRecipe)
 Code = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one; needed only once.")]
 DEFAULT_PAGE_ADDRESS = "127.0.0.1:7870"
 PageAddress = Annotated[
@@ -49,19 +53,37 @@ MaxMinutes = Annotated[
 ]
 
 
-def train_run(
-    run_class: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, device: str, **inputs: Any
-) -> None:
-    """Train a `noun`, which goes to `result`, in the folder `out`, with a progress bar, and say how that ended.
+def recipe_of(kind: type[R], options: Mapping[str, Any], **others: Any) -> R:
+    """The recipe with a command's options of the same names, and with `others`."""
+    names = {spec.name for spec in dataclasses.fields(kind)}
+    return kind(**{**{name: value for name, value in options.items() if name in names}, **others})
 
-    Other arguments are those of `training.run.loop.train_on_pictures`.
+
+def train_run(
+    run_class: Any,
+    data: Path,
+    out: Path,
+    recipe: PictureRecipe,
+    noun: str,
+    device: str,
+    max_minutes: float | None,
+    **inputs: Any,
+) -> None:
+    """Train a `noun` on the pictures in `data`, or continue the run that `out` holds, with a progress bar, and say how
+    that ended.
+
+    Args:
+        run_class: the kind of run; `inputs` are its other arguments.
+        max_minutes: time limit, reading the pictures included; the run is saved then, with a result of its current
+            weights.
     """
     from dalle_lean.devices import pick_device
     from dalle_lean.terminal import progress_bar, say
     from training.run.folder import run_folder
-    from training.run.loop import train_on_pictures
+    from training.run.graceful_stop import TimeLimit
 
     with run_folder(out), progress_bar(f"training {noun}", "pictures") as on_progress:
-        inputs |= {"device": str(pick_device(device)), "on_progress": on_progress}
-        end = train_on_pictures(run_class, data, out, recipe, **inputs)
-    say(end.end(recipe.steps, f"the {noun} is in {result}"))
+        limit = TimeLimit(max_minutes)
+        run = run_class(data, out, recipe, device=str(pick_device(device)), on_progress=on_progress, **inputs)
+        end = run.go(on_progress, limit)
+    say(end.end(recipe.steps, f"the {noun} is in {run.result.parent}"))

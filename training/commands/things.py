@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.terminal import Device
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_run
+from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, recipe_of, train_run
 from training.things.recipe import ThingRecipe
 
 
@@ -32,10 +32,8 @@ def train_things(
     device: Device = "auto",
 ) -> None:
     """Train a classifier on drawings whose listing names what they show; `evaluate` judges things by OUT/classifier."""
+    options = locals()
     from training.things.run import ThingRun
 
-    recipe = ThingRecipe(
-        steps=steps, batch_size=batch_size, lr=lr, seed=seed, picture_side=picture_side, precision=precision
-    )
-    inputs = {"heldout": heldout, "max_minutes": max_minutes}
-    train_run(ThingRun, data, out, recipe, "classifier", out / "classifier", device, **inputs)
+    recipe = recipe_of(ThingRecipe, options)
+    train_run(ThingRun, data, out, recipe, "classifier", device, max_minutes, heldout=heldout)

@@ -7,7 +7,7 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, StoredDtype
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_run
+from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, recipe_of, train_run
 from training.vqgan.recipe import EMOJI, VQGANRecipe
 
 
@@ -87,6 +87,7 @@ def train_vqgan(
     device: Device = "auto",
 ) -> None:
     """Train a small VQGAN; `preprocess --vqgan` takes OUT."""
+    options = locals()
     import dataclasses
 
     import torch
@@ -94,37 +95,17 @@ def train_vqgan(
     from dalle_lean.images.vqgan import VQGAN, VQGANConfig
     from training.vqgan.run import VQGANRun
 
-    shape: dict[str, Any] = {
-        "picture_side": picture_side,
-        "quantizer": quantizer,
-        "codebook_size": codebook_size,
-        "code_width": code_width,
-        "z_channels": z_channels,
-        "channels": channels,
-        "channel_multipliers": channel_multipliers and parse_multipliers(channel_multipliers),
-        "num_res_blocks": num_res_blocks,
-        "encoder_window": encoder_window,
-    }
+    if channel_multipliers is not None:
+        options["channel_multipliers"] = parse_multipliers(channel_multipliers)
     if decoder_only and init_from is None:
         raise UserError("--decoder-only trains the decoder of an existing VQGAN: name it with --init-from FOLDER")
     first = None if init_from is None else VQGAN.load(init_from)
     config = VQGANConfig(**EMOJI) if first is None else first.config
-    recipe = VQGANRecipe(
-        config=dataclasses.replace(config, **{name: value for name, value in shape.items() if value is not None}),
-        steps=steps,
-        batch_size=batch_size,
-        lr=lr,
-        seed=seed,
-        squared_weight=squared_weight,
-        discriminator_start=discriminator_start,
-        discriminator_weight=discriminator_weight,
-        crop_from=crop_from,
-        decoder_only=decoder_only,
-        flip=flip,
-        precision=precision,
-    )
+    shape = {spec.name: options.get(spec.name) for spec in dataclasses.fields(config)}
+    config = dataclasses.replace(config, **{name: value for name, value in shape.items() if value is not None})
+    recipe = recipe_of(VQGANRecipe, options, config=config)
     inputs = {"heldout": heldout, "init_from": first, "save_dtype": getattr(torch, save_dtype)}
-    train_run(VQGANRun, data, out, recipe, "VQGAN", out, device, max_minutes=max_minutes, **inputs)
+    train_run(VQGANRun, data, out, recipe, "VQGAN", device, max_minutes, **inputs)
 
 
 def parse_multipliers(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.progress import OnProgress
 from training.run.checkpoint import save_checkpoint
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
-from training.run.loop_settings import LoopSettings, PictureRecipe
+from training.run.loop_settings import LoopSettings
 from training.run.metrics import MetricsLog, Throughput
 from training.run.processes import ALONE, Processes
 from training.run.progress import StepCount
@@ -166,30 +166,6 @@ class TrainingRun(ABC, Generic[Batch, P]):
             run=self.identity,
         )
         self.saved_step = self.progress.step
-
-
-def train_on_pictures(
-    run_class: Callable[..., TrainingRun[Any, P]],
-    data: Path,
-    out: Path,
-    recipe: PictureRecipe,
-    *,
-    max_minutes: float | None = None,
-    on_progress: OnProgress | None = None,
-    **inputs: Any,
-) -> P:
-    """Train on the pictures in `data`, or continue the run that `out` holds from its checkpoint.
-
-    Args:
-        run_class: the kind of run; `inputs` are its other arguments.
-        max_minutes: time limit, reading included; the run is saved then, with a result of its current weights, and the
-            same call continues it.
-        on_progress: called with (done, total, note) in pictures, first those read, then those trained on.
-
-    Raises as `TrainingRun.go` does, and ValueError if the data or the run in `out` do not match the arguments.
-    """
-    limit = TimeLimit(max_minutes)
-    return run_class(data, out, recipe, on_progress=on_progress, **inputs).go(on_progress, limit)
 
 
 def warn_of_too_many_threads() -> None:

@@ -15,14 +15,13 @@ from dalle_lean.errors import UserError
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import tiny_vqgan
-from tests.training.picture_runs import cut_after, killed_after, metrics
+from tests.training.picture_runs import cut_after, killed_after, metrics, train_on_pictures
 from training.clip.hard_negatives import HardNegatives
 from training.clip.recipe import ClipRecipe
 from training.clip.run import ClipRun, contrastive_loss
 from training.data.augmentation import jitter
 from training.data.image_text import hold_out, read_captioned
 from training.data.picture_batches import distinct_batches
-from training.run.loop import train_on_pictures
 from training.run.progress import TrainingDiverged
 
 train_clip = partial(train_on_pictures, ClipRun)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dalle_lean.images.vqgan import VQGANConfig
+from tests.training.picture_runs import train_on_pictures
 from tests.training.runs import losses
 from training.clip.recipe import ClipRecipe
 from training.clip.run import ClipRun
-from training.run.loop import train_on_pictures
 from training.run.metrics import read_metrics
 from training.run.recipe import Recipe
 from training.things.recipe import ThingRecipe

@@ -11,9 +11,8 @@ from PIL import Image, ImageDraw
 from dalle_lean.cli import main
 from dalle_lean.images.image_folder import Unusable
 from dalle_lean.images.thing_classifier import ThingClassifier
-from tests.training.picture_runs import cut_after, killed_after, metrics
+from tests.training.picture_runs import cut_after, killed_after, metrics, train_on_pictures
 from training.data.augmentation import augment
-from training.run.loop import train_on_pictures
 from training.run.progress import TrainingDiverged
 from training.things.recipe import ThingRecipe
 from training.things.run import ThingRun, only_thing, read_things

@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, codebook_use
 from tests.tiny import VQGAN_CONFIG
-from tests.training.picture_runs import cut_after, killed_after
+from tests.training.picture_runs import cut_after, killed_after, train_on_pictures
 from training.data.image_text import read_pictures
 from training.data.picture_batches import shuffled_batches
-from training.run.loop import train_on_pictures
 from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
 from training.vqgan.codebook import GumbelLearner, NearestLearner

@@ -1,0 +1,38 @@
+"""What the commands that train on pictures do with their options."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from dalle_lean.images.vqgan import VQGANConfig
+from training.clip.recipe import ClipRecipe
+from training.clip.run import ClipRun
+from training.commands.clip import train_clip
+from training.commands.options import recipe_of
+from training.commands.things import train_things
+from training.commands.vqgan import train_vqgan
+from training.things.recipe import ThingRecipe
+from training.things.run import ThingRun
+from training.vqgan.recipe import VQGANRecipe
+from training.vqgan.run import VQGANRun
+
+
+@pytest.mark.parametrize(
+    ("command", "run_class", "sections"),
+    [
+        (train_clip, ClipRun, [ClipRecipe]),
+        (train_things, ThingRun, [ThingRecipe]),
+        (train_vqgan, VQGANRun, [VQGANRecipe, VQGANConfig]),
+    ],
+)
+def test_every_option_is_an_input_of_the_run_or_a_setting_of_its_recipe(command, run_class, sections):
+    known = {"max_minutes", *inspect.signature(run_class).parameters}
+    known |= {field.name for section in sections for field in dataclasses.fields(section)}
+    assert inspect.signature(command).parameters.keys() <= known
+
+
+def test_a_recipe_has_the_options_of_its_names_and_what_replaces_them():
+    options = {"steps": 7, "device": "cpu", "alike": ["paint,place"]}
+    recipe = recipe_of(ClipRecipe, options, alike=(("paint", "place"),))
+    assert recipe == ClipRecipe(steps=7, alike=(("paint", "place"),))
