@@ -7,6 +7,7 @@ pictures.npy and heldout.npy and, with a VQGAN, its reconstructions in decoded.n
 import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dalle_lean.clip.architecture import build_clip, model_config
 from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.errors import UserError
+from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from dalle_lean.tokenizer import Tokenizer
-from training.clip.decoded import decode, partly_decoded
-from training.clip.hard_negatives import HardNegatives
-from training.clip.ranking_questions import RankingQuestions, ranking_questions
+from training.clip.hard_negatives import HardNegatives, RankingQuestions, ranking_questions
 from training.clip.recipe import ClipRecipe
 from training.data.augmentation import jitter
 from training.data.image_text import ImageTextPairs, hold_out, read_captioned
 from training.data.picture_batches import distinct_batches
+from training.data.pixels import Pixels, in_file, reconstructions
 from training.run.checkpoint import load_checkpoint
 from training.run.draws import step_generator
 from training.run.folder import place_tokenizer
@@ -94,7 +95,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         """Of the held-out pictures, uint8 [N, 3, S, S], by the prefix of their measurements."""
         if vqgan is not None:
             self.views["decoded_"] = torch.empty_like(self.views[""])
-            decode(VQGAN.load(vqgan).to(device), self.heldout.pixels, self.views["decoded_"], device)
+            decode(VQGAN.load(vqgan).to(device), self.heldout.pixels, self.views["decoded_"])
             self.data = partly_decoded(self.data, out / "decoded.npy", vqgan, recipe, device, on_progress)
         if init is None:
             words = place_tokenizer(out, tokenizer, self.data.captions, recipe.vocab_size)
@@ -202,6 +203,31 @@ def read_sets(
     else:
         heldout_set = read_captioned(heldout, side, fields=fields, store=out / "heldout.npy")
     return train_set, heldout_set.subsample(recipe.heldout_pictures)
+
+
+def partly_decoded(
+    data: ImageTextPairs, store: Path, vqgan: Path, recipe: ClipRecipe, device: str, on_progress: OnProgress | None
+) -> ImageTextPairs:
+    """`data` with a random share of its pictures replaced by VQGAN reconstructions, stored in the file `store`."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
+    rows = order[: round(recipe.decoded_share * len(data))]
+    made_from = f"{data.digest()} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
+
+    def fill(decoded: Tensor) -> None:
+        decode(VQGAN.load(vqgan).to(device), data.pixels.take(rows), decoded, on_progress)
+
+    decoded, _ = in_file(store, made_from, len(rows), recipe.picture_side, fill)
+    return replace(data, pixels=data.pixels.replaced(rows, decoded))
+
+
+def decode(vqgan: VQGAN, pixels: Pixels, decoded: Tensor, on_progress: OnProgress | None = None) -> None:
+    """Encode and decode pictures, and write them into `decoded`, uint8 [N, 3, S, S]."""
+    done = 0
+    for _, _, part in reconstructions(vqgan, pixels, "bf16"):
+        decoded[done : done + len(part)] = to_uint8(part).cpu()
+        done += len(part)
+        if on_progress is not None:
+            on_progress(done, len(pixels), "pictures encoded and decoded")
 
 
 def measure(

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from dalle_lean.errors import UserError
+from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import atomic_write, read_json, write_json
+from dalle_lean.precision import autocast
 from dalle_lean.words import human_bytes
 
 logger = logging.getLogger(__name__)
 
 CHUNK = 1024
+RECONSTRUCTED_AT_ONCE = 64
 MOST_NOTE_BYTES = 2**30
 
 Fill = Callable[[Tensor], Any]
@@ -66,6 +69,18 @@ class Pixels:
         for start in range(0, len(self), CHUNK):
             running.update(self[start : start + CHUNK].numpy().data)
         return running.hexdigest()
+
+
+def reconstructions(vqgan: VQGAN, pixels: Pixels, precision: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Encode pictures and decode their codes, some n at a time, on the VQGAN's device; yields the originals in 0..1
+    [n, 3, S, S], their codes [n, I] and the reconstructions."""
+    device = vqgan.quant_conv.weight.device
+    for start in range(0, len(pixels), RECONSTRUCTED_AT_ONCE):
+        originals = pixels[start : start + RECONSTRUCTED_AT_ONCE].to(device).float() / 255
+        with autocast(device.type, precision):
+            codes = vqgan.encode(originals)
+            decoded = vqgan.decode(codes)
+        yield originals, codes, decoded.float()
 
 
 def in_memory(count: int, side: int, fill: Fill) -> tuple[Tensor, Any]:

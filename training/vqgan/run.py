@@ -15,10 +15,10 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, codebook_use
-from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from training.data.image_text import ImageTextPairs, read_pictures
 from training.data.picture_batches import shuffled_batches
+from training.data.pixels import Pixels, reconstructions
 from training.run.checkpoint import load_checkpoint
 from training.run.loop import TrainingRun
 from training.run.previews import save_sheet
@@ -27,7 +27,6 @@ from training.vqgan.learner import VQGANLearner
 from training.vqgan.recipe import VQGANRecipe
 
 HELD_OUT_ONE_IN = 50
-AT_ONCE = 64
 
 
 @dataclass
@@ -108,28 +107,23 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
 
     def measure(self, vqgan: VQGAN, name: str) -> None:
         """Write PSNR and codebook usage for the held-out pictures to the metrics, and a sheet to reconstructions/."""
-        measured, shown = measure(vqgan, self.heldout[:], self.recipe)
+        measured, shown = measure(vqgan, self.heldout, self.recipe.precision)
         self.progress.psnr_db, self.progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
         self.metrics.write(self.progress.step, **measured)
         save_sheet(self.out / "reconstructions" / f"{name}.png", shown)
 
 
-@torch.no_grad()
-def measure(vqgan: VQGAN, pixels: Tensor, recipe: VQGANRecipe) -> tuple[dict[str, float], list[Tensor]]:
+def measure(vqgan: VQGAN, pixels: Pixels, precision: str) -> tuple[dict[str, float], list[Tensor]]:
     """PSNR (dB, from the mean squared error over all pixels, in 0..1), codebook usage, and rows for a sheet."""
-    device = vqgan.quant_conv.weight.device
-    codes, squared_error = [], 0.0
+    codes, squared_error, values = [], 0.0, 0
     shown: list[Tensor] = []
-    for chunk in pixels.split(AT_ONCE):
-        original = chunk.to(device).float() / 255
-        with autocast(device.type, recipe.precision):
-            codes.append(vqgan.encode(original))
-            reconstruction = vqgan.decode(codes[-1]).float()
-        squared_error += float((reconstruction - original).double().square().sum())
-        if not shown:
-            shown = side_by_side(original, reconstruction)
+    for originals, found, decoded in reconstructions(vqgan, pixels, precision):
+        codes.append(found)
+        squared_error += float((decoded - originals).double().square().sum())
+        values += originals.numel()
+        shown = shown or side_by_side(originals, decoded)
     use = codebook_use(torch.bincount(torch.cat(codes).flatten(), minlength=vqgan.config.codebook_size))
-    psnr_db = -10 * math.log10(max(squared_error / pixels.numel(), 1e-10))
+    psnr_db = -10 * math.log10(max(squared_error / values, 1e-10))
     return {
         "heldout_psnr_db": psnr_db,
         "heldout_codes_used": use.share,

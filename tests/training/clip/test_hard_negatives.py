@@ -7,8 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from training.clip.hard_negatives import HardNegatives, SimilarPictures, shuffled
-from training.clip.ranking_questions import RankingQuestions, ranking_questions
+from training.clip.hard_negatives import HardNegatives, RankingQuestions, SimilarPictures, ranking_questions, shuffled
 from training.clip.recipe import ClipRecipe
 from training.data.image_text import ImageTextPairs
 from training.data.picture_batches import caption_key, distinct_batches
