@@ -16,7 +16,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.files import PICTURE_SUFFIXES, UnusablePicture, read_square
 from dalle_lean.images.image_folder import LISTING, Line, Unusable, listed_file, parse_line
 from dalle_lean.progress import OnProgress
-from training.data.pixels import Pixels, fingerprint, in_file, in_memory
+from training.data.pixels import Pixels, fingerprint, in_file
 
 CAPTION_FIELDS = ("text", "caption")
 
@@ -79,10 +79,10 @@ def read_captioned(
     side: int,
     on_progress: OnProgress | None = None,
     *,
+    store: Path,
     fields: Sequence[str] = (),
     label_of: Callable[[Line], str] = caption_of,
     read: Callable[[Path, str, int], Tensor] = read_picture,
-    store: Path | None = None,
 ) -> ImageTextPairs:
     """Read a folder in the layout of `datasets`' ImageFolder: pictures, and a metadata.jsonl with file_name and text
     or caption.
@@ -91,10 +91,10 @@ def read_captioned(
     line is usable.
 
     Args:
+        store: file that keeps the decoded pictures for later calls.
         fields: of the lines, kept as `attributes`.
         label_of: extracts a line's label, stored in `captions`.
         read: (folder, file_name, side) -> uint8 [3, side, side].
-        store: file that keeps the decoded pictures for later calls; None keeps them in memory.
     """
     listing = folder / LISTING
     if not listing.is_file():
@@ -106,9 +106,7 @@ def read_captioned(
     return data
 
 
-def read_pictures(
-    folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path | None = None
-) -> ImageTextPairs:
+def read_pictures(folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path) -> ImageTextPairs:
     """Read all pictures below a folder in order of name, with empty captions; ValueError if none can be read. Arguments
     as for `read_captioned`."""
     paths = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
@@ -128,7 +126,7 @@ def read_lines(
     fields: Sequence[str],
     label_of: Callable[[Line], str],
     read: Callable[[Path, str, int], Tensor],
-    store: Path | None,
+    store: Path,
 ) -> ImageTextPairs:
     """Read the pictures of a listing's lines; arguments as for `read_captioned`."""
     skipped: Counter[str] = Counter()
@@ -156,12 +154,9 @@ def read_lines(
                 on_progress(number + 1, len(entries), f"{count} unusable" if count else "")
         return {"used": used, "skipped": unreadable}
 
-    if store is None:
-        pixels, report = in_memory(len(entries), side, fill)
-    else:
-        how = (label_of.__qualname__, read.__qualname__, hashlib.sha256(b"\n".join(lines)).hexdigest())
-        made_from = fingerprint(folder, [entry["file_name"] for entry in entries], side, *how)
-        pixels, report = in_file(store, made_from, len(entries), side, fill)
+    how = (label_of.__qualname__, read.__qualname__, hashlib.sha256(b"\n".join(lines)).hexdigest())
+    made_from = fingerprint(folder, [entry["file_name"] for entry in entries], side, *how)
+    pixels, report = in_file(store, made_from, len(entries), side, fill)
     used = report["used"]
     return ImageTextPairs(
         Pixels(pixels[: len(used)]),

@@ -1,4 +1,4 @@
-"""Decoded pictures, in memory or in a memory-mapped file.
+"""Decoded pictures in a memory-mapped file.
 
 Shapes: N pictures, S side in pixels.
 """
@@ -83,20 +83,16 @@ def reconstructions(vqgan: VQGAN, pixels: Pixels, precision: str) -> Iterator[tu
         yield originals, codes, decoded.float()
 
 
-def in_memory(count: int, side: int, fill: Fill) -> tuple[Tensor, Any]:
-    """A filled uint8 tensor [count, 3, side, side], and the report of `fill`."""
-    pixels = torch.empty(count, 3, side, side, dtype=torch.uint8)
-    return pixels, fill(pixels)
-
-
 def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill) -> tuple[Tensor, Any]:
-    """As `in_memory`, but in the file `path`, which is reused if an earlier call wrote it with the same `made_from`.
+    """A filled uint8 tensor [count, 3, side, side] in the file `path`, and the report of `fill`, in a .json beside it.
 
-    The report of `fill` goes into a .json beside it. ValueError, before anything is decoded, if the disk lacks space.
+    Both are reused if an earlier call wrote them with the same `made_from`. ValueError, before anything is decoded, if
+    the disk lacks space.
     """
-    if not count:
-        return in_memory(count, side, fill)
     note, shape = path.with_suffix(".json"), (count, 3, side, side)
+    if not count:  # an empty file cannot be mapped
+        nothing = torch.empty(shape, dtype=torch.uint8)
+        return nothing, fill(nothing)
     if path.is_file() and note.is_file():
         left = read_json(note, MOST_NOTE_BYTES)
         pixels = np.load(path, mmap_mode="c", allow_pickle=False)

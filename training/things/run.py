@@ -100,9 +100,7 @@ class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
         self.classifier.save(self.out / "classifier")
 
 
-def read_things(
-    folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path | None = None
-) -> ImageTextPairs:
+def read_things(folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path) -> ImageTextPairs:
     """Read the pictures of a folder that show one thing each, cropped to it at this side; captions are the names.
 
     Arguments as for `read_captioned`.

@@ -139,7 +139,7 @@ def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_a
             return super().step(step, rows)
 
     end = train_on_pictures(Watched, folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
-    data = read_captioned(folder, 32, fields=("paint", "place", "things"))
+    data = read_captioned(folder, 32, store=tmp_path / "pictures.npy", fields=("paint", "place", "things"))
     negatives = HardNegatives(data, ClipRecipe(**TINY))
     assert (negatives.groups, negatives.num_anchors) == (1, 4)
     begun = islice(distinct_batches(data.captions, 4, seed=0), 4)
@@ -263,8 +263,8 @@ def test_no_batch_holds_a_caption_twice_and_every_picture_has_its_turn():
         next(distinct_batches(captions, 11, seed=0))
 
 
-def test_held_out_captions_are_not_trained_on(folder):
-    rest, heldout = hold_out(read_captioned(folder, 16), 0.25, seed=0)
+def test_held_out_captions_are_not_trained_on(folder, tmp_path):
+    rest, heldout = hold_out(read_captioned(folder, 16, store=tmp_path / "p.npy"), 0.25, seed=0)
     assert len(heldout) == 6
     assert len(rest) == 18
     assert not set(rest.captions) & set(heldout.captions)
@@ -298,7 +298,7 @@ def test_lines_that_cannot_be_used_are_counted_by_reason(folder, tmp_path):
         {"file_name": f"../{folder.name}/red-circle-0.png", "text": "x"},
     ]
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{half a line\n")
-    data = read_captioned(tmp_path, 8)
+    data = read_captioned(tmp_path, 8, store=tmp_path / "p.npy")
     assert data.captions == ["nothing"]
     assert (data.pixels[:] == 255).all()  # transparent: white
     assert dict(data.skipped) == {
@@ -317,7 +317,7 @@ def test_a_folder_without_anything_usable_is_refused_by_name(tmp_path, listing, 
     if listing is not None:
         (tmp_path / "metadata.jsonl").write_text(listing)
     with pytest.raises(ValueError, match=message) as caught:
-        read_captioned(tmp_path, 16)
+        read_captioned(tmp_path, 16, store=tmp_path / "p.npy")
     assert str(tmp_path) in str(caught.value)
 
 
@@ -346,7 +346,7 @@ def test_a_share_of_nothing_to_measure_on_is_refused_and_the_other_shares_may_be
 
 
 def test_the_default_clip_is_small(folder, tmp_path):
-    tokenizer = Tokenizer.train(read_captioned(folder, 16).captions, 2048)
+    tokenizer = Tokenizer.train(read_captioned(folder, 16, store=tmp_path / "p.npy").captions, 2048)
     recipe = ClipRecipe()
     model = build_clip(model_config(recipe.architecture(tokenizer)))
     parameters = sum(parameter.numel() for parameter in model.parameters())

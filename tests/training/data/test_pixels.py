@@ -1,4 +1,4 @@
-"""Decoded pictures in a file: the same as in memory, decoded once, as many as the disk holds."""
+"""Decoded pictures in a file: decoded once, as many as the disk holds."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from dalle_lean.errors import UserError
-from training.data.image_text import read_captioned, read_pictures
+from training.data.image_text import read_captioned, read_picture, read_pictures
 from training.data.pixels import Pixels, fingerprint, in_file
 
 SIDE = 4
@@ -97,18 +97,24 @@ def folder(tmp_path):
     return folder
 
 
-def test_captions_and_pictures_in_a_file_are_those_in_memory_the_second_time_too(folder, tmp_path):
-    plain = read_captioned(folder, SIDE)
-    assert plain.captions == [f"number {number}" for number in (0, 1, 2, 4, 5)]
+def test_captions_and_pictures_are_those_of_the_folder_the_second_time_too(folder, tmp_path):
+    numbers = [0, 1, 2, 4, 5]
+    plain = torch.stack([read_picture(folder, f"{number}.png", SIDE) for number in numbers])
     for _ in range(2):
-        kept = read_captioned(folder, SIDE, store=tmp_path / "p.npy")
-        assert (kept.captions, kept.skipped, kept.digest()) == (plain.captions, plain.skipped, plain.digest())
-        assert torch.equal(kept.pixels[:], plain.pixels[:])
-    first = read_pictures(folder, SIDE)
-    for _ in range(2):
-        again = read_pictures(folder, SIDE, store=tmp_path / "q.npy")
-        assert torch.equal(again.pixels[:], first.pixels[:])
-        assert again.skipped == first.skipped
+        captioned = read_captioned(folder, SIDE, store=tmp_path / "p.npy")
+        assert captioned.captions == [f"number {number}" for number in numbers]
+        assert captioned.skipped == {"line is not JSON": 1, "picture broken": 1}
+        assert torch.equal(captioned.pixels[:], plain)
+        pictures = read_pictures(folder, SIDE, store=tmp_path / "q.npy")
+        assert pictures.skipped == {"picture broken": 1}
+        assert torch.equal(pictures.pixels[:], plain)
+
+
+def test_no_picture_is_in_no_file(tmp_path):
+    found, facts = in_file(tmp_path / "p.npy", "nothing", 0, SIDE, counting([], 0))
+    assert found.shape == (0, 3, SIDE, SIDE)
+    assert facts == {"used": []}
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_changed_picture_is_decoded_again(folder, tmp_path):

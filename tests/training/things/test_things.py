@@ -78,7 +78,7 @@ def test_it_tells_things_in_colours_and_on_grounds_it_never_saw(folder, other, t
     assert end.unusable == {"not exactly one thing": 1, "no things named": 1, "picture missing": 1}
     classifier = ThingClassifier.load(tmp_path / "classifier")
     assert classifier.things == ("ball", "bar", "frame")
-    known = read_things(other, 32)
+    known = read_things(other, 32, store=tmp_path / "other.npy")
     rows = [row for row, thing in enumerate(known.captions) if thing != "cube"]
     pictures = [Image.open(other / f"{row}.png") for row in rows]
     assert torch.equal(classifier.scores(pictures), classifier.scores_of_pixels(known.pixels[rows]))
@@ -109,7 +109,7 @@ def test_things_are_cut_out_once_into_files_that_later_calls_map(folder, other, 
     recipe = ThingRecipe(**{**TINY, "steps": 1})
     train_things(folder, tmp_path, recipe, heldout=other)
     kept = np.load(tmp_path / "pictures.npy", mmap_mode="r")
-    assert np.array_equal(kept[:96], read_things(folder, 32).pixels[:].numpy())
+    assert np.array_equal(kept[:96], read_things(folder, 32, store=tmp_path / "again.npy").pixels[:].numpy())
     files = [tmp_path / f"{name}.npy" for name in ("pictures", "heldout")]
     before = [file.stat().st_mtime_ns for file in files]
     caplog.set_level("INFO", "training")

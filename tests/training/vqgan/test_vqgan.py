@@ -41,6 +41,12 @@ def losses(out: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
+def emoji(tmp_path_factory):
+    """The pixels of all emoji."""
+    return read_pictures(EMOJI, 16, store=tmp_path_factory.mktemp("emoji") / "pictures.npy").pixels
+
+
+@pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A run that nobody interrupted."""
     out = tmp_path_factory.mktemp("run")
@@ -63,11 +69,11 @@ def test_training_lowers_the_loss_and_reports_the_psnr(trained):
     assert all(8 < value < 40 for value in psnr)
 
 
-def test_what_is_shipped_is_what_was_measured_last(trained):
+def test_what_is_shipped_is_what_was_measured_last(trained, emoji):
     vqgan = VQGAN.load(trained)
     weights = vqgan.state_dict()
     assert all(torch.equal(weight, weight.bfloat16().float()) for weight in weights.values())
-    heldout = read_pictures(EMOJI, 16).pixels[::50]
+    heldout = emoji[::50]
     images = heldout.float() / 255
     with torch.autocast("cpu", torch.bfloat16):
         error = (vqgan.decode(vqgan.encode(images)) - images).double().square().mean()
@@ -77,10 +83,10 @@ def test_what_is_shipped_is_what_was_measured_last(trained):
     assert 1 <= last["heldout_codes_perplexity"] <= 32
 
 
-def test_originals_stand_above_their_reconstructions(trained):
+def test_originals_stand_above_their_reconstructions(trained, emoji):
     names = sorted(path.name for path in (trained / "reconstructions").iterdir())
     assert names == ["final.png", "step-000020.png", "step-000040.png"]
-    heldout = read_pictures(EMOJI, 16).pixels[::50]
+    heldout = emoji[::50]
     with Image.open(trained / "reconstructions" / "final.png") as sheet:
         assert sheet.size == (16 * len(heldout), 32)
         assert sheet.getpixel((3, 3)) == tuple(heldout[0, :, 3, 3].tolist())
@@ -133,7 +139,7 @@ def test_files_that_are_no_pictures_are_counted(tmp_path):
     (tmp_path / "deep").mkdir()
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "deep" / "clear.png")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
-    pictures = read_pictures(tmp_path, 4)
+    pictures = read_pictures(tmp_path, 4, store=tmp_path / "pictures.npy")
     assert dict(pictures.skipped) == {"picture broken": 1}
     assert pictures.pixels[:][:, :, 0, 0].tolist() == [[255, 255, 255], [255, 0, 0]]
 
@@ -143,14 +149,14 @@ def test_what_pillow_finds_odd_is_counted_and_not_warned_of(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "small.tif")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pictures = read_pictures(tmp_path, 4)
+        pictures = read_pictures(tmp_path, 4, store=tmp_path / "pictures.npy")
     assert len(pictures.pixels) == 1
     assert dict(pictures.skipped) == {"too many pixels": 1}
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no picture can be read"):
-        read_pictures(tmp_path, 4)
+        read_pictures(tmp_path, 4, store=tmp_path / "pictures.npy")
 
 
 def test_each_pass_shows_every_picture_once():
@@ -163,8 +169,8 @@ def test_each_pass_shows_every_picture_once():
         shuffled_batches(3, 4, 0, start=0, steps=6)
 
 
-def test_the_discriminator_moves_the_pixels_by_its_share():
-    pixels = read_pictures(EMOJI, 16).pixels[:8]
+def test_the_discriminator_moves_the_pixels_by_its_share(emoji):
+    pixels = emoji[:8]
     recipe = dataclasses.replace(TINY, precision="fp32", discriminator_start=0.0)
     adversarial = VQGANLearner(recipe)
     without = VQGANLearner(dataclasses.replace(recipe, discriminator_start=1.0))
@@ -182,8 +188,8 @@ def test_the_discriminator_moves_the_pixels_by_its_share():
 
 @pytest.mark.parametrize("quantizer", ["vq", "gumbel"])
 @pytest.mark.parametrize("overflowing", ["vqgan.decoder.conv_out.weight", "discriminator.main.0.weight"])
-def test_a_step_with_an_infinite_gradient_changes_nothing(quantizer, overflowing):
-    pixels = read_pictures(EMOJI, 16).pixels[:8]
+def test_a_step_with_an_infinite_gradient_changes_nothing(quantizer, overflowing, emoji):
+    pixels = emoji[:8]
     config = dataclasses.replace(SHAPE, quantizer=quantizer)
     learner = VQGANLearner(dataclasses.replace(TINY, config=config, precision="fp32", discriminator_start=0.0))
     for step in (1, 2):
@@ -305,13 +311,13 @@ def test_a_decoder_trained_alone_may_not_be_saved_so_that_codes_change(tmp_path)
         train_vqgan(EMOJI, tmp_path, recipe, init_from=first, save_dtype=torch.bfloat16)
 
 
-def test_a_decoder_trained_alone_draws_better_from_the_same_codes(trained, tmp_path):
+def test_a_decoder_trained_alone_draws_better_from_the_same_codes(trained, emoji, tmp_path):
     before = VQGAN.load(trained)
     before.decoder.load_state_dict(VQGAN(SHAPE).decoder.state_dict())
     recipe = dataclasses.replace(TINY, decoder_only=True, steps=20)
     train_vqgan(EMOJI, tmp_path, recipe, init_from=before, save_dtype=torch.bfloat16)
     after = VQGAN.load(tmp_path)
-    pictures = read_pictures(EMOJI, 16).pixels[:50] / 255
+    pictures = emoji[:50] / 255
     codes = before.encode(pictures)
     assert torch.equal(after.encode(pictures), codes)
     errors = [(vqgan.decode(codes) - pictures).square().mean().item() for vqgan in (before, after)]
