@@ -3,13 +3,16 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from queue import Empty, Full, Queue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 NOTICE_S = 10.0
 POLL_S = 0.5
 STOP_S = 1.0
+
+Made = SimpleQueue[tuple[Any, BaseException | None]]
+"""Items, and at last what ended them."""
 
 
 def prefetch(
@@ -28,27 +31,16 @@ def prefetch(
 
     Closing or dropping the generator ends the thread.
     """
-    made: Queue[tuple[str, Any]] = Queue(ahead)
+    made: Made = SimpleQueue()
+    room = threading.Semaphore(ahead + 1)  # one more: the item that the thread is at
     stopped = threading.Event()
-
-    def offer(kind: str, value: Any) -> bool:
-        while not stopped.is_set():
-            try:
-                made.put((kind, value), timeout=0.1)
-            except Full:
-                continue
-            return True
-        return False
 
     def produce() -> None:
         try:
-            for item in items:
-                if not offer("item", item):
-                    break
-            else:
-                offer("end", None)
-        except BaseException as error:
-            offer("error", error)
+            while room.acquire() and not stopped.is_set():
+                made.put((next(items), None))
+        except BaseException as error:  # StopIteration at the end
+            made.put((None, error))
         finally:
             if isinstance(items, Generator):
                 items.close()
@@ -56,27 +48,28 @@ def prefetch(
     thread = threading.Thread(target=produce, daemon=True, name="prefetch")
     thread.start()
     try:
-        while True:
-            kind, value = wait_for(made, on_wait, stop_waiting, notice_s)
-            if kind == "item":
-                yield value
-            elif kind == "error":
-                raise value
-            else:
+        while (entry := wait_for(made, on_wait, stop_waiting, notice_s)) is not None:
+            item, error = entry
+            if isinstance(error, StopIteration):
                 return
+            if error is not None:
+                raise error
+            room.release()
+            yield item
     finally:
         stopped.set()
+        room.release()
         # A thread waiting for a remote may take longer, and ends with its wait.
         thread.join(STOP_S)
 
 
 def wait_for(
-    made: Queue[tuple[str, Any]],
+    made: Made,
     on_wait: Callable[[float], None] | None,
     stop_waiting: Callable[[], bool] | None,
     notice_s: float,
-) -> tuple[str, Any]:
-    """The next entry of the queue, or an "end" entry if `stop_waiting` says so."""
+) -> tuple[Any, BaseException | None] | None:
+    """The next entry of the queue, or None if `stop_waiting` says so."""
     started_s = noticed_s = time.monotonic()
     while True:
         try:
@@ -84,7 +77,7 @@ def wait_for(
         except Empty:
             now_s = time.monotonic()
             if stop_waiting is not None and stop_waiting():
-                return "end", None
+                return None
             if on_wait is not None and now_s - noticed_s >= notice_s:
                 noticed_s = now_s
                 on_wait(now_s - started_s)
