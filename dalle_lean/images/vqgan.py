@@ -14,29 +14,19 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dalle_lean.errors import UserError, is_whole
+from dalle_lean.errors import UserError
+from dalle_lean.fields import Range, check
 from dalle_lean.io.files import read_format, write_json
 from dalle_lean.io.safetensors_io import load_strictly, read_weights, save_weights
 from dalle_lean.require import require
 
 FORMAT = "dalle_lean_vqgan/1"
-# Upper limits: far beyond any known model, yet no damaged file can ask for all memory.
-LARGEST = {
-    "codebook_size": 2**20,
-    "code_width": 2**16,
-    "z_channels": 2**16,
-    "channels": 4096,
-    "num_res_blocks": 64,
-    "picture_side": 8192,
-    "norm_groups": 4096,
-}
-LARGEST_MULTIPLIER = 64
 NORM_GROUPS = 32  # taming-transformers builds every GroupNorm with 32 groups
 
 
@@ -46,32 +36,30 @@ class VQGANConfig:
 
     quantizer: Literal["gumbel", "vq"] = "gumbel"
     """"gumbel": a 1x1 convolution scores the codes; "vq": the nearest code wins."""
-    codebook_size: int = 8192
-    code_width: int = 256
-    z_channels: int = 256  # width of the encoder's output; a Gumbel quantizer needs z_channels == code_width
-    channels: int = 128  # width at full resolution, before the multipliers; a multiple of 32
-    channel_multipliers: tuple[int, ...] = (1, 1, 2, 4)  # one per resolution; each after the first halves the picture
-    num_res_blocks: int = 2
-    attention_resolutions: tuple[int, ...] = (32,)
+    # The upper limits are far beyond any known model, yet no damaged file can ask for all memory.
+    codebook_size: Annotated[int, Range(1, 2**20)] = 8192
+    code_width: Annotated[int, Range(1, 2**16)] = 256
+    z_channels: Annotated[int, Range(1, 2**16)] = 256
+    """Width of the encoder's output; a Gumbel quantizer needs z_channels == code_width."""
+    channels: Annotated[int, Range(1, 4096)] = 128
+    """Width at full resolution, before the multipliers; a multiple of 32."""
+    channel_multipliers: tuple[Annotated[int, Range(1, 64)], ...] = (1, 1, 2, 4)
+    """One per resolution; each after the first halves the picture."""
+    num_res_blocks: Annotated[int, Range(1, 64)] = 2
+    attention_resolutions: tuple[Annotated[int, Range(1, 8192)], ...] = (32,)
     """Sides in pixels, counted down from picture_side, at which blocks attend; the innermost always does."""
-    picture_side: int = 256
-    norm_groups: int = NORM_GROUPS
+    picture_side: Annotated[int, Range(1, 8192)] = 256
+    norm_groups: Annotated[int, Range(1, 4096)] = NORM_GROUPS
     """Groups of every GroupNorm. Keep four or more channels per group: with fewer, flat colours are lost."""
     encoder_window: int | None = None
     """Side in pixels of the window that a code sees, centred on its patch; None is the published encoder, whose codes
     see the whole picture."""
 
     def __post_init__(self) -> None:
-        for name, largest in (("channel_multipliers", LARGEST_MULTIPLIER), ("attention_resolutions", 8192)):
-            values = getattr(self, name)
-            if not isinstance(values, list | tuple) or not all(is_whole(value, 1, largest) for value in values):
-                raise UserError(f"{name}={values!r}: must be a list of whole numbers in 1..{largest}")
-            object.__setattr__(self, name, tuple(values))
-        if self.quantizer not in ("gumbel", "vq"):
-            raise UserError(f"quantizer={self.quantizer!r}: must be 'gumbel' or 'vq'")
-        for name, largest in LARGEST.items():
-            if not is_whole(value := getattr(self, name), 1, largest):
-                raise UserError(f"{name}={value!r}: must be a whole number in 1..{largest}")
+        for name in ("channel_multipliers", "attention_resolutions"):
+            if isinstance(values := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(values))
+        check(self)
         if not 1 <= len(self.channel_multipliers) <= 10:
             raise UserError(f"channel_multipliers={self.channel_multipliers}: must be 1 to 10 of them")
         if self.channels % NORM_GROUPS:
@@ -83,7 +71,7 @@ class VQGANConfig:
         if self.picture_side % self.downscale:
             raise UserError(f"picture_side={self.picture_side}: must be a multiple of {self.downscale}")
         windows = range(self.downscale, 4 * self.downscale + 1, 2)
-        if self.encoder_window is not None and not (is_whole(self.encoder_window) and self.encoder_window in windows):
+        if self.encoder_window is not None and self.encoder_window not in windows:
             raise UserError(
                 f"encoder_window={self.encoder_window!r}: must be an even number of pixels in "
                 f"{windows[0]}..{windows[-1]}, or left out"

@@ -1,9 +1,10 @@
 """TrainingSetup: what a step's cost depends on besides the model and its MemoryPlan."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from dalle_lean.errors import UserError, is_whole
+from dalle_lean.errors import UserError
+from dalle_lean.fields import PositiveInt, check
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZERS = ("lamb", "adamw", "adamw8bit", "muon")
@@ -37,22 +38,16 @@ class TrainingSetup:
         ValueError: names the field, its value and what is allowed.
     """
 
-    batch: int = 1
-    weight_dtype: str = "float32"
-    compute_dtype: str | None = None
-    optimizer: str = "lamb8bit"
+    batch: PositiveInt = 1
+    weight_dtype: Annotated[str, tuple(DTYPE_BYTES)] = "float32"
+    compute_dtype: Annotated[str, tuple(DTYPE_BYTES)] | None = None
+    optimizer: Annotated[str, STATISTICS] = "lamb8bit"
     block_size: int = 4096
     min_eight_bit_numel: int = 65536
-    device: str = "cuda"
+    device: Annotated[str, DEVICES] = "cuda"
 
     def __post_init__(self) -> None:
-        if not is_whole(self.batch):
-            raise UserError(f"batch={self.batch!r}: must be a whole number of at least 1")
-        for name, allowed in (("optimizer", STATISTICS), ("device", DEVICES), ("weight_dtype", tuple(DTYPE_BYTES))):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
-        if self.compute_dtype is not None and self.compute_dtype not in DTYPE_BYTES:
-            raise UserError(f"compute_dtype={self.compute_dtype!r}: must be one of {', '.join(DTYPE_BYTES)}, or None")
+        check(self)
 
     @classmethod
     def of_precision(cls, precision: str, **fields: Any) -> Self:

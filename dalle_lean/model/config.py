@@ -2,30 +2,17 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from dalle_lean.errors import UserError, is_whole
+from dalle_lean.errors import UserError
+from dalle_lean.fields import PositiveInt, Range, check
 
 ATTENTION_KINDS = ("row", "column", "conv", "full")
 ALONG_COLUMNS = ("column",)
 """Kinds whose windows of codes are columns of the grid, not rows."""
 CONV_WINDOWS = ("centred", "corner")
 FFN_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
-# Upper limits: far beyond any known model, yet no damaged file can ask for all memory.
-LARGEST = {
-    "text_vocab_size": 2**24,
-    "text_len": 2**16,
-    "image_vocab_size": 2**24,
-    "image_side": 1024,
-    "hidden_size": 2**16,
-    "num_layers": 4096,
-    "num_heads": 4096,
-    "head_size": 2**16,
-    "ffn_multiplier": 256,
-    "conv_kernel": 255,
-    "pixelfly_block_size": 4096,
-    "pixelfly_butterfly_size": 4096,
-}
+Kind = Annotated[str, ATTENTION_KINDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,57 +52,40 @@ class DalleConfig:
         ValueError: names the field, its value and what is allowed.
     """
 
-    text_vocab_size: int = 32100
-    text_len: int = 256
-    image_vocab_size: int = 8192
-    image_side: int = 32
-    hidden_size: int = 1024
-    num_layers: int = 64
-    num_heads: int = 16
-    head_size: int = 64
-    ffn_multiplier: int = 4
-    ffn_activation: str = "gelu"
+    # The upper limits are far beyond any known model, yet no damaged file can ask for all memory.
+    text_vocab_size: Annotated[int, Range(1, 2**24)] = 32100
+    text_len: Annotated[int, Range(1, 2**16)] = 256
+    image_vocab_size: Annotated[int, Range(1, 2**24)] = 8192
+    image_side: Annotated[int, Range(1, 1024)] = 32
+    hidden_size: Annotated[int, Range(1, 2**16)] = 1024
+    num_layers: Annotated[int, Range(1, 4096)] = 64
+    num_heads: Annotated[int, Range(1, 4096)] = 16
+    head_size: Annotated[int, Range(1, 2**16)] = 64
+    ffn_multiplier: Annotated[int, Range(1, 256)] = 4
+    ffn_activation: Annotated[str, FFN_ACTIVATIONS] = "gelu"
     ffn_gated: bool = True
-    attention_pattern: tuple[str, ...] = ("row", "column", "row", "row")
-    last_attention: str | None = "conv"
-    conv_kernel: int = 5
-    conv_window: str = "centred"
-    shared_blocks: int | tuple[int, ...] | None = 4
+    attention_pattern: tuple[Kind, ...] = ("row", "column", "row", "row")
+    last_attention: Kind | None = "conv"
+    conv_kernel: Annotated[int, Range(1, 255)] = 5
+    conv_window: Annotated[str, CONV_WINDOWS] = "centred"
+    shared_blocks: PositiveInt | tuple[Annotated[int, Range(0)], ...] | None = 4
     tie_embeddings: bool = True
     token_shift: bool = True
     rotary: bool = True
     reversible: bool = True
     sandwich_norm: bool = False
-    pixelfly_rank: int | None = None
-    pixelfly_block_size: int = 32
-    pixelfly_butterfly_size: int = 8
-    image_loss_weight: float = 7
+    pixelfly_rank: Annotated[int, Range(0, 2**16)] | None = None
+    pixelfly_block_size: Annotated[int, Range(1, 4096)] = 32
+    pixelfly_butterfly_size: Annotated[int, Range(1, 4096)] = 8
+    image_loss_weight: Annotated[float, Range(0)] = 7
 
     attention_bias: ClassVar[bool] = False
     """Whether the projection to queries, keys and values has a bias."""
 
     def __post_init__(self) -> None:
-        for name, largest in LARGEST.items():
-            if not is_whole(value := getattr(self, name), 1, largest):
-                raise UserError(f"{name}={value!r}: must be a whole number in 1..{largest}")
-        for name in ("tie_embeddings", "token_shift", "rotary", "reversible", "sandwich_norm", "ffn_gated"):
-            if not isinstance(getattr(self, name), bool):
-                raise UserError(f"{name}={getattr(self, name)!r}: must be true or false")
-        if not isinstance(self.image_loss_weight, int | float) or not 0 <= self.image_loss_weight < float("inf"):
-            raise UserError(f"image_loss_weight={self.image_loss_weight!r}: must be a finite number of at least 0")
-        if not isinstance(self.attention_pattern, tuple) or not self.attention_pattern:
-            raise UserError(
-                f"attention_pattern={self.attention_pattern!r}: must be a tuple of at least one kind of attention"
-            )
-        for kind in (*self.attention_pattern, *([self.last_attention] if self.last_attention is not None else [])):
-            if kind not in ATTENTION_KINDS:
-                raise UserError(f"attention kind {kind!r}: must be one of {', '.join(ATTENTION_KINDS)}")
-        for name, allowed in (("ffn_activation", FFN_ACTIVATIONS), ("conv_window", CONV_WINDOWS)):
-            if (choice := getattr(self, name)) not in allowed:
-                raise UserError(f"{name}={choice!r}: must be one of {', '.join(allowed)}")
-        rank = self.pixelfly_rank
-        if rank is not None and not is_whole(rank, 0, 2**16):
-            raise UserError(f"pixelfly_rank={rank!r}: must be a whole number in 0..{2**16}, or None for dense")
+        check(self)
+        if not self.attention_pattern:
+            raise UserError("attention_pattern=(): must name at least one kind of attention")
         if self.conv_kernel % 2 == 0:
             raise UserError(f"conv_kernel={self.conv_kernel}: must be odd, so that the window has a centre")
         if self.token_shift and self.hidden_size % 4:
@@ -130,12 +100,10 @@ class DalleConfig:
         shared = self.shared_blocks
         if isinstance(shared, tuple):
             most = self.num_layers - 1
-            if len(shared) != self.num_layers or not all(is_whole(block, 0, most) for block in shared):
+            if len(shared) != self.num_layers or max(shared) > most:
                 raise UserError(f"shared_blocks={shared}: a tuple names a block in 0..{most} for each layer")
             if set(shared) != set(range(max(shared) + 1)):
                 raise UserError(f"shared_blocks={shared}: blocks must be numbered from 0 without gaps")
-        elif shared is not None and not is_whole(shared):
-            raise UserError(f"shared_blocks={shared!r}: must be a number of at least 1, a tuple or None")
         kind_of_block: dict[int, str] = {}
         for layer, (block, kind) in enumerate(zip(self.layer_blocks, self.layer_kinds, strict=True)):
             if kind_of_block.setdefault(block, kind) != kind:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from dalle_lean.errors import UserError, is_whole
+from dalle_lean.errors import UserError
+from dalle_lean.fields import PositiveInt, check
 from dalle_lean.model.config import DalleConfig
 
 if TYPE_CHECKING:  # the calculator must not wait for torch
@@ -12,7 +13,6 @@ if TYPE_CHECKING:  # the calculator must not wait for torch
 
 ACTIVATIONS = {True: ("keep", "reversible"), False: ("keep", "selective", "checkpoint")}
 """The choices of a config by whether it is reversible; the last is the leanest."""
-CHUNKS = ("samples", "attention_heads", "feed_forward_tokens", "loss_tokens")
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -45,13 +45,13 @@ class MemoryPlan:
         ValueError: names the field, its value and what is allowed.
     """
 
-    activations: str | None = None
-    samples: int | None = None
-    attention_heads: int | None = None
-    feed_forward_tokens: int | None = None
-    loss_tokens: int | None = 256
+    activations: Annotated[str, (*ACTIVATIONS[False], "reversible")] | None = None
+    samples: PositiveInt | None = None
+    attention_heads: PositiveInt | None = None
+    feed_forward_tokens: PositiveInt | None = None
+    loss_tokens: PositiveInt | None = 256
     grads_in_place: bool = False
-    residual_dtype: str | None = None
+    residual_dtype: Annotated[str, RESIDUAL_DTYPES] | None = None
     offload_optimizer: bool = True
     master_weights: bool = False
 
@@ -59,18 +59,7 @@ class MemoryPlan:
     """The fastest plan that fits: set by `dalle_lean.memory.plan_search`, which imports this module."""
 
     def __post_init__(self) -> None:
-        known = tuple(dict.fromkeys((*ACTIVATIONS[False], *ACTIVATIONS[True])))
-        if self.activations is not None and self.activations not in known:
-            raise UserError(f"activations={self.activations!r}: must be one of {', '.join(known)}")
-        for name in CHUNKS:
-            value = getattr(self, name)
-            if value is not None and not is_whole(value):
-                raise UserError(f"{name}={value!r}: must be a whole number of at least 1, or None for all at once")
-        if self.residual_dtype is not None and self.residual_dtype not in RESIDUAL_DTYPES:
-            raise UserError(f"residual_dtype={self.residual_dtype!r}: must be one of {', '.join(RESIDUAL_DTYPES)}")
-        for name in ("grads_in_place", "offload_optimizer", "master_weights"):
-            if not isinstance(getattr(self, name), bool):
-                raise UserError(f"{name}={getattr(self, name)!r}: must be true or false")
+        check(self)
 
     def activations_for(self, config: DalleConfig) -> str:
         """The choice for this config; ValueError if the config does not support it."""

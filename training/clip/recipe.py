@@ -1,9 +1,10 @@
 """How a small CLIP is built and trained. Imports no torch: --help is fast."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dalle_lean.errors import UserError
+from dalle_lean.fields import NonNegativeInt, PositiveInt, Range, Share
 from training.run.loop_settings import PictureRecipe
 
 if TYPE_CHECKING:
@@ -17,48 +18,41 @@ PATCH_SIZE = 4
 class ClipRecipe(PictureRecipe):
     """How a CLIP is built and trained. After its warm-up, the learning rate falls along half a cosine to 0."""
 
-    MINIMUM: ClassVar[dict[str, int]] = {
-        "context_length": 2,
-        "batch_size": 2,
-        "hard_group_size": 2,
-        "extra_captions": 0,
-    }
-
-    picture_side: int = 128
+    picture_side: PositiveInt = 128
     """Pixels; a multiple of 32."""
-    image_width: int = 48
+    image_width: PositiveInt = 48
     """Channels of the image tower at its first resolution, a quarter of the side; each of the next three halves the
     side and doubles the channels."""
-    image_layers: tuple[int, int, int, int] = (1, 1, 1, 1)
+    image_layers: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (1, 1, 1, 1)
     """Blocks at each of the four resolutions."""
-    width: int = 192
+    width: PositiveInt = 192
     """Of the text tower and the features; a multiple of 32."""
-    text_layers: int = 2
-    context_length: int = 24
+    text_layers: PositiveInt = 2
+    context_length: Annotated[int, Range(2)] = 24
     """Token ids per caption, including the final padding id."""
-    vocab_size: int = 2048
+    vocab_size: PositiveInt = 2048
     """Largest vocabulary of the tokenizer trained on the captions."""
     steps: int = 2500
-    batch_size: int = 128
+    batch_size: Annotated[int, Range(2)] = 128
     """Pictures; no caption twice."""
     alike: tuple[tuple[str, ...], ...] = (("kind", "ground", "paint", "size", "place"), ("things",))
     """Fields of the listing that define similar pictures: a group of hard negatives agrees in the fields of one tuple
     and differs in others."""
-    hard_negative_share: float = 0.5
+    hard_negative_share: Share = 0.5
     """Largest share of a batch in such groups; no effect if the listing lacks the fields."""
-    hard_group_size: int = 8
+    hard_group_size: Annotated[int, Range(2)] = 8
     """Pictures in a group; at most half a batch."""
-    extra_captions: int = 0
+    extra_captions: NonNegativeInt = 0
     """Captions per step beside those of its pictures, as negatives: hard ones if possible. A caption costs little next
     to a picture."""
     lr: float = 1e-3
-    warmup_share: float = 0.05
+    warmup_share: Share = 0.05
     """Of the steps."""
     weight_decay: float = 0.1
     """Not applied to biases, norms and the temperature."""
-    decoded_share: float = 0.5
+    decoded_share: Share = 0.5
     """Share of the training pictures to encode and decode, if a VQGAN is given."""
-    heldout_share: float = 0.05
+    heldout_share: Share = 0.05
     """Share of the captions to hold out, if no held-out folder is given."""
     log_every: int = 20
     heldout_every: int = 200
@@ -66,13 +60,8 @@ class ClipRecipe(PictureRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("hard_negative_share", "warmup_share", "decoded_share", "heldout_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
         if self.heldout_share == 0:
             raise UserError("heldout_share=0: must be above 0, to leave captions to measure on")
-        if len(self.image_layers) != 4 or min(self.image_layers) < 1:
-            raise UserError(f"image_layers={self.image_layers}: must be four positive integers")
         for name in ("width", "picture_side"):
             if getattr(self, name) % 32:
                 raise UserError(f"{name}={getattr(self, name)}: must be a multiple of 32")

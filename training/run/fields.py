@@ -1,4 +1,4 @@
-"""Checks values from TOML against the fields of dataclasses: types and ranges."""
+"""Values from TOML -> the fields of dataclasses, by type."""
 
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -37,18 +37,3 @@ def typed(value: Any, hint: Any) -> Any:
     if type(value) is not hint:
         raise TypeError
     return value
-
-
-def check_fields(section: Any, minimum: float, *names: str) -> None:
-    """UserError if one of these fields is below `minimum` or not finite, by name."""
-    for name in names:
-        value = getattr(section, name)
-        if not minimum <= value < float("inf"):
-            raise UserError(f"{name} = {value}: must be a finite number of at least {minimum}")
-
-
-def check_one_of(allowed: tuple[str, ...], **values: str) -> None:
-    """UserError if a value is not in `allowed`, by name."""
-    for name, value in values.items():
-        if value not in allowed:
-            raise UserError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")

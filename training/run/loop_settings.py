@@ -3,52 +3,40 @@ fast."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
-from dalle_lean.errors import UserError
+from dalle_lean.fields import NonNegativeInt, PositiveInt, Range, check
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
     """What the training loop reads from a recipe."""
 
-    steps: int
-    batch_size: int
-    max_skipped_in_row: int = 20
+    steps: PositiveInt
+    batch_size: PositiveInt
+    max_skipped_in_row: PositiveInt = 20
     """Consecutive non-finite steps that end the run."""
-    log_every: int
-    """Interval in steps, like the two below; the last step is always logged, measured and saved."""
-    heldout_every: int
-    checkpoint_every: int
+    log_every: PositiveInt
+    """Interval in steps, like the two below, where 0 means never; all are due at the last step."""
+    heldout_every: NonNegativeInt
+    checkpoint_every: NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRecipe(LoopSettings):
-    """What the recipes for pictures share. ValueError for an integer below its minimum, an unknown precision, or a
-    learning rate outside 0..1."""
+    """What the recipes for pictures share. ValueError names a field whose value does not fit its annotation."""
 
-    MINIMUM: ClassVar[dict[str, int]] = {}
-    """Of the integers whose minimum is not 1."""
-
-    lr: float
+    lr: Annotated[float, Range(above=0, below=1)]
     """Peak, reached after the warm-up."""
     clip_grad_norm: float = 1.0
-    precision: str = "bf16"
+    precision: Annotated[str, ("bf16", "fp32")] = "bf16"
     """"bf16" (autocast) or "fp32"."""
-    heldout_pictures: int = 512
+    heldout_pictures: PositiveInt = 512
     """Held-out pictures to measure, at most."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            minimum = {"seed": 0, **self.MINIMUM}.get(spec.name, 1)
-            if spec.type is int and value < minimum:
-                raise UserError(f"{spec.name}={value}: must be at least {minimum}")
-        if self.precision not in ("bf16", "fp32"):
-            raise UserError(f"precision={self.precision!r}: must be bf16 or fp32")
-        if not 0 < self.lr < 1:
-            raise UserError(f"lr={self.lr}: must be between 0 and 1")
+        check(self)
 
     def identity(self) -> dict[str, Any]:
         """The settings that affect what is learnt: all but the intervals."""

@@ -4,14 +4,15 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
+from dalle_lean.fields import NonNegativeInt, PositiveInt, Range, Share, check
 from dalle_lean.io.files import parse, read_text
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
 from dalle_lean.optim.lamb_settings import check_settings
-from training.run.fields import check_fields, check_one_of, typed_section
+from training.run.fields import typed_section
 from training.run.rates import learning_rate
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -35,14 +36,12 @@ class MemoryRecipe(MemoryPlan):
 
     grads_in_place: bool = True
     master_weights: bool = True
-    precision: str = "fp32"
-    micro_batches: int = 1
+    precision: Annotated[str, tuple(PRECISIONS)] = "fp32"
+    micro_batches: PositiveInt = 1
     compile: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of(tuple(PRECISIONS), precision=self.precision)
-        check_fields(self, 1, "micro_batches")
+        check(self, " = ")
 
     def activations_for(self, config: DalleConfig) -> str:
         """As MemoryPlan's; also ValueError if they do not go with the precision."""
@@ -66,11 +65,11 @@ class OptimizerRecipe:
         clip_norm: largest gradient norm; longer gradients are scaled down to it.
     """
 
-    name: str = "lamb"
+    name: Annotated[str, OPTIMIZERS] = "lamb"
     betas: tuple[float, ...] = (0.9, 0.96)
     eps: float = 1e-6
     weight_decay: float = 0.045
-    max_skipped_in_row: int = 20
+    max_skipped_in_row: PositiveInt = 20
     clip_norm: float = 4.0
     clamp_weight_norm: float = 1e4
     bias_correction: bool = False
@@ -79,9 +78,8 @@ class OptimizerRecipe:
     min_eight_bit_numel: int = 65536
 
     def __post_init__(self) -> None:
-        check_one_of(OPTIMIZERS, name=self.name)
+        check(self, " = ")
         check_settings(vars(self))
-        check_fields(self, 1, "max_skipped_in_row")
         if not self.clip_norm > 0:
             raise UserError(f"clip_norm = {self.clip_norm}: must be above 0")
         for spec in dataclasses.fields(self):
@@ -105,21 +103,18 @@ class ScheduleRecipe:
         log_every, heldout_every, sample_every, checkpoint_every: intervals; at the last step, all are due.
     """
 
-    peak_lr: float = 2.5e-3
-    warmup_steps: int = 3125
-    hold_steps: int = 0
-    total_steps: int = 31250
+    peak_lr: Annotated[float, Range(0)] = 2.5e-3
+    warmup_steps: NonNegativeInt = 3125
+    hold_steps: NonNegativeInt = 0
+    total_steps: PositiveInt = 31250
     length_warmup: tuple[tuple[int, int, int], ...] = ()
-    log_every: int = 10
-    heldout_every: int = 500
-    sample_every: int = 500
-    checkpoint_every: int = 500
+    log_every: PositiveInt = 10
+    heldout_every: NonNegativeInt = 500
+    sample_every: NonNegativeInt = 500
+    checkpoint_every: NonNegativeInt = 500
 
     def __post_init__(self) -> None:
-        check_fields(
-            self, 0, "peak_lr", "warmup_steps", "hold_steps", "heldout_every", "sample_every", "checkpoint_every"
-        )
-        check_fields(self, 1, "total_steps", "log_every")
+        check(self, " = ")
         if self.warmup_steps + self.hold_steps > self.total_steps:
             raise UserError(
                 f"warmup_steps = {self.warmup_steps} and hold_steps = {self.hold_steps}: their sum must not exceed "
@@ -181,22 +176,17 @@ class DataRecipe:
         seed: of the order of the data, the initial weights, the dropped captions and the drawn samples.
     """
 
-    batch_size: int = 4096
-    text_vocab_size: int = 4096
-    shuffle_buffer: int = 10_000
-    shuffle_shards: int = 8
-    heldout_share: float = 0.01
-    heldout_samples: int = 512
-    caption_dropout: float = 0.0
-    seed: int = 0
+    batch_size: PositiveInt = 4096
+    text_vocab_size: PositiveInt = 4096
+    shuffle_buffer: PositiveInt = 10_000
+    shuffle_shards: PositiveInt = 8
+    heldout_share: Share = 0.01
+    heldout_samples: NonNegativeInt = 512
+    caption_dropout: Annotated[float, Range(0, 1)] = 0.0
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_fields(self, 1, "batch_size", "text_vocab_size", "shuffle_buffer", "shuffle_shards")
-        check_fields(self, 0, "heldout_samples", "seed")
-        if not 0 <= self.heldout_share < 1:
-            raise UserError(f"heldout_share = {self.heldout_share}: must be at least 0 and below 1")
-        if not 0 <= self.caption_dropout <= 1:
-            raise UserError(f"caption_dropout = {self.caption_dropout}: must be in 0..1")
+        check(self, " = ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,15 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
+from dalle_lean.fields import NonNegativeInt, PositiveInt, Range, Share, check
 from dalle_lean.io.files import parse, read_text, write_bytes
 from dalle_lean.require import require
 from training.data.catalog import is_url
-from training.run.fields import check_fields, check_one_of, typed_section
+from training.run.fields import typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
 
 SWARM_TOML = "swarm.toml"
@@ -29,6 +30,7 @@ MODES = ("gradients", "diloco")
 COMPRESSIONS = ("fp32", "fp16", "8bit")
 ADMISSIONS = ("open", "invite", "list")
 AGGREGATIONS = ("centred_clipping", "trimmed_mean", "median", "mean")
+Seconds = Annotated[float, Range(above=0, below=10**6)]
 SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "hold_steps", "total_steps", "length_warmup")
 
 
@@ -55,19 +57,18 @@ class SwarmSection:
     protocol: int = PROTOCOL
     addresses: tuple[str, ...] = ()
     donors: tuple[str, ...] = ()
-    min_peers: int = 1
+    min_peers: PositiveInt = 1
     data: str = ""
     data_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
     first_weights: str = ""
     run_key: str = ""
-    admission: str = "open"
+    admission: Annotated[str, ADMISSIONS] = "open"
 
     def __post_init__(self) -> None:
+        check(self, " = ")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", self.name):
             raise UserError(f"name = {self.name!r}: must be 1..64 lower-case letters, digits and hyphens")
-        check_fields(self, 1, "min_peers")
-        check_one_of(ADMISSIONS, admission=self.admission)
         for key in ("first_weights", "run_key"):
             value = getattr(self, key)
             if not re.fullmatch(r"([0-9a-f]{64})?", value):
@@ -115,28 +116,19 @@ class WireSection:
         inner_steps, outer_lr, outer_momentum: of "diloco".
     """
 
-    mode: str = "gradients"
-    compression: str = "8bit"
-    min_eight_bit_numel: int = 2**16
-    power_sgd_rank: int = 0
-    aggregation: str = "centred_clipping"
-    average_state_every: int = 1
+    mode: Annotated[str, MODES] = "gradients"
+    compression: Annotated[str, COMPRESSIONS] = "8bit"
+    min_eight_bit_numel: NonNegativeInt = 2**16
+    power_sgd_rank: NonNegativeInt = 0
+    aggregation: Annotated[str, AGGREGATIONS] = "centred_clipping"
+    average_state_every: PositiveInt = 1
     delayed: bool = True
-    inner_steps: int = 50
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    inner_steps: PositiveInt = 50
+    outer_lr: Annotated[float, Range(above=0, most=2)] = 0.7
+    outer_momentum: Share = 0.9
 
     def __post_init__(self) -> None:
-        check_one_of(MODES, mode=self.mode)
-        check_one_of(COMPRESSIONS, compression=self.compression)
-        check_one_of(AGGREGATIONS, aggregation=self.aggregation)
-        check_fields(self, 0, "power_sgd_rank", "min_eight_bit_numel")
-        check_fields(self, 1, "average_state_every", "inner_steps")
-        if not (0 < self.outer_lr <= 2 and 0 <= self.outer_momentum < 1):
-            raise UserError(
-                f"outer_lr = {self.outer_lr}, outer_momentum = {self.outer_momentum}: "
-                "outer_lr must be in (0, 2], outer_momentum in [0, 1)"
-            )
+        check(self, " = ")
         if self.mode == "diloco" and self.power_sgd_rank:
             raise UserError(f"power_sgd_rank = {self.power_sgd_rank}: needs mode = 'gradients'")
 
@@ -155,18 +147,16 @@ class TimingSection:
         progress_expiration_s: a peer that reports nothing for this long no longer counts.
     """
 
-    matchmaking_time_s: float = 15.0
-    request_timeout_s: float = 5.0
-    averaging_timeout_s: float = 120.0
-    next_chunk_timeout_s: float = 15.0
-    load_state_timeout_s: float = 600.0
-    load_state_attempts: int = 5
-    progress_expiration_s: float = 60.0
+    matchmaking_time_s: Seconds = 15.0
+    request_timeout_s: Seconds = 5.0
+    averaging_timeout_s: Seconds = 120.0
+    next_chunk_timeout_s: Seconds = 15.0
+    load_state_timeout_s: Seconds = 600.0
+    load_state_attempts: Annotated[int, Range(1, 10**6)] = 5
+    progress_expiration_s: Seconds = 60.0
 
     def __post_init__(self) -> None:
-        for spec in dataclasses.fields(self):
-            if not 0 < getattr(self, spec.name) < 1e6:
-                raise UserError(f"{spec.name} = {getattr(self, spec.name)}: must be above 0 and below 1,000,000")
+        check(self, " = ")
         if self.request_timeout_s >= self.matchmaking_time_s:
             raise UserError(
                 f"request_timeout_s = {self.request_timeout_s}: must be less than matchmaking_time_s = "

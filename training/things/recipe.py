@@ -1,9 +1,10 @@
 """How a classifier of things is built and trained. Imports no torch: --help is fast."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 from dalle_lean.errors import UserError
+from dalle_lean.fields import Range, Share
 from training.run.loop_settings import PictureRecipe
 
 
@@ -11,18 +12,16 @@ from training.run.loop_settings import PictureRecipe
 class ThingRecipe(PictureRecipe):
     """How a classifier is built and trained. After its warm-up, the learning rate falls along half a cosine to 0."""
 
-    MINIMUM: ClassVar[dict[str, int]] = {"batch_size": 2}
-
     picture_side: int = 64
     """Pixels."""
     steps: int = 6000
-    batch_size: int = 64
+    batch_size: Annotated[int, Range(2)] = 64
     lr: float = 2e-3
-    warmup_share: float = 0.05
+    warmup_share: Share = 0.05
     """Of the steps."""
     weight_decay: float = 0.05
     """Not applied to biases and norms."""
-    label_smoothing: float = 0.1
+    label_smoothing: Share = 0.1
     clip_grad_norm: float = 5.0
     log_every: int = 20
     heldout_every: int = 500
@@ -32,8 +31,5 @@ class ThingRecipe(PictureRecipe):
         from dalle_lean.images.thing_classifier import SIDES
 
         super().__post_init__()
-        for name in ("warmup_share", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
         if self.picture_side not in SIDES:
             raise UserError(f"picture_side={self.picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")

@@ -1,10 +1,10 @@
 """How a VQGAN is built and trained. Imports no torch: --help is fast."""
 
-import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dalle_lean.errors import UserError
+from dalle_lean.fields import NonNegativeInt, PositiveInt, Range
 from training.run.loop_settings import PictureRecipe
 
 if TYPE_CHECKING:
@@ -36,21 +36,19 @@ def emoji_config() -> "VQGANConfig":
 class VQGANRecipe(PictureRecipe):
     """How a VQGAN is built and trained. After its warm-up, the learning rate falls linearly to 0."""
 
-    MINIMUM: ClassVar[dict[str, int]] = {"warmup_steps": 0}
-
     config: "VQGANConfig" = field(default_factory=emoji_config)
     steps: int = 10_000
     batch_size: int = 16
     lr: float = 1e-3
-    warmup_steps: int = 200
-    squared_weight: float = 1.0
+    warmup_steps: NonNegativeInt = 200
+    squared_weight: Annotated[float, Range(0)] = 1.0
     """Weight of the mean squared error, added to the mean absolute error; pixels in -1..1."""
-    discriminator_start: float = 0.6
+    discriminator_start: Annotated[float, Range(0, 1)] = 0.6
     """Share of the steps before the discriminator starts; 1 disables it."""
     discriminator_weight: float = 0.1
     """Norm of the adversarial gradient on the pixels, relative to the reconstruction gradient's."""
-    discriminator_channels: int = 32
-    discriminator_layers: int = 2
+    discriminator_channels: PositiveInt = 32
+    discriminator_layers: PositiveInt = 2
     crop_from: int | None = None
     """Side in pixels at which pictures are read, to train on crops of config.picture_side; of CROPS_TRIED random crops,
     the one with the largest variance is taken. None trains on whole pictures."""
@@ -71,7 +69,3 @@ class VQGANRecipe(PictureRecipe):
             raise UserError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
         if self.crop_from is not None and self.crop_from % self.config.downscale:
             raise UserError(f"crop_from={self.crop_from}: must be a multiple of {self.config.downscale}")
-        if not 0 <= self.squared_weight < math.inf:
-            raise UserError(f"squared_weight={self.squared_weight}: must be finite and at least 0")
-        if not 0 <= self.discriminator_start <= 1:
-            raise UserError(f"discriminator_start={self.discriminator_start}: must be in 0..1")

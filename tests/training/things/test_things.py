@@ -156,7 +156,7 @@ def test_augmentation_keeps_the_thing_and_follows_the_seed():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"warmup_share": 1.5}, r"warmup_share=1\.5: must be at least 0 and below 1"),
+        ({"warmup_share": 1.5}, r"warmup_share=1\.5: must be a finite number of at least 0 and below 1"),
         ({"picture_side": 20_000}, r"picture_side=20000: must be in 32\.\.512"),
     ],
 )

@@ -283,11 +283,11 @@ def test_a_sheet_of_any_number_of_pictures_has_full_rows():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"steps": 0}, "steps=0: must be at least 1"),
-        ({"precision": "fp16"}, "precision='fp16': must be bf16 or fp32"),
-        ({"squared_weight": math.nan}, "squared_weight=nan: must be finite"),
-        ({"lr": 0.0}, r"lr=0\.0: must be between 0 and 1"),
-        ({"lr": 1.5}, r"lr=1\.5: must be between 0 and 1"),
+        ({"steps": 0}, "steps=0: must be a whole number of at least 1"),
+        ({"precision": "fp16"}, "precision='fp16': must be one of bf16, fp32"),
+        ({"squared_weight": math.nan}, "squared_weight=nan: must be a finite number of at least 0"),
+        ({"lr": 0.0}, r"lr=0\.0: must be a finite number above 0 and below 1"),
+        ({"lr": 1.5}, r"lr=1\.5: must be a finite number above 0 and below 1"),
     ],
 )
 def test_a_wrong_recipe_says_what_is_wrong(changes, complaint):

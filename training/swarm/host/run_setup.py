@@ -18,7 +18,6 @@ from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.loader import TrainingData
-from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
 from training.run.recipe import Recipe
 from training.step.build import holds_vqgan_of, load_init, matching_vqgan, new_config, stated_codes, with_model_of
@@ -164,7 +163,8 @@ def checked_admission(before: SwarmSettings | None, admission: str | None, has_l
             "this run was started without a key, so its peers have no passes: leave out --admission, or host a new run"
         )
     admission = admission or (OPEN if before is None else before.swarm.admission)
-    check_one_of(ADMISSIONS, admission=admission)
+    if admission not in ADMISSIONS:
+        raise UserError(f"admission = {admission!r}: must be one of {', '.join(ADMISSIONS)}")
     if admission == LIST and not has_list:
         raise UserError("--admission list needs --peer-list with a file of peer ids, one per line")
     return admission
