@@ -172,11 +172,13 @@ class RunningEngine:
             with suppress(TimeoutError, RayError, RayServeException):  # it is busy, or it has died and another starts
                 newest, prompts = handle.in_use.remote().result(timeout_s=FRONT_ANSWER_S)
             if newest == name:
-                idle = [old for old in prompts if old != name and prompts[old] == 0]
-                for old in idle:
-                    serve.delete(old)
-                if len(prompts) == 1 + len(idle):
+                # Of the cluster, not of the front: one that has been restarted knows no previous model.
+                previous = [old for old in serve.status().applications if old.startswith(DRAWERS) and old != name]
+                if not previous:
                     return
+                for old in previous:
+                    if not prompts.get(old):
+                        serve.delete(old)
             elif time.monotonic() > due_s:
                 serve.delete(name)
                 raise UserError(f"the engine's front did not switch to {folder} in {SWITCH_S:.0f} s; try again")

@@ -45,8 +45,10 @@ def serve(
     settings = EngineSettings(
         *(replicas, max_replicas, waiting, host, port, metrics_port, device, scorer, precision, batch_size)
     )
-    for wanted, option in ((port, "--port"), (metrics_port, "--metrics-port")):
-        free_port(host, wanted, tries=1, option=option)
+    own_cluster = "RAY_ADDRESS" not in os.environ
+    free_port(host, port, tries=1)
+    if own_cluster:
+        free_port(host, metrics_port, tries=1, option="--metrics-port")
     folder = find_model(model)
     check_parts(folder)
     reload = threading.Event()
@@ -57,7 +59,7 @@ def serve(
         with ExitStack() as stack:
             with waiting_told() as wait_for:
                 engine = stack.enter_context(engine_running(folder, settings, wait_for))
-            metrics = "" if "RAY_ADDRESS" in os.environ else f", its metrics are on port {metrics_port}"
+            metrics = f", its metrics are on port {metrics_port}" if own_cluster else ""
             say(f"the engine is at http://{host}:{port}{metrics} (Ctrl+C ends it)")
             while True:
                 # With a timeout, so that signals are handled.
@@ -68,7 +70,7 @@ def serve(
                 try:
                     engine.load(find_model(model))
                     say("the new model draws")
-                except UserError as mistake:
-                    warn(f"the previous model stays: {mistake}")
+                except (UserError, OSError) as error:
+                    warn(f"the previous model stays: {error}")
     finally:
         say("the engine has ended")

@@ -42,6 +42,33 @@ def test_a_model_that_the_front_never_switches_to_is_removed_again_and_an_error(
     assert removed != old
 
 
+def test_a_previous_model_is_removed_once_idle_though_a_restarted_front_does_not_know_it(model_folder, monkeypatch):
+    forgotten, drawing = f"{DRAWERS}forgotten", f"{DRAWERS}drawing"
+    running = {FRONT: None, forgotten: None, drawing: None}
+    prompts, deleted = {drawing: 1}, []
+
+    def result(timeout_s):
+        *_, newest = running
+        answer = newest, {newest: 2, **prompts}
+        prompts.clear()
+        return answer
+
+    def delete(name):
+        deleted.append(name)
+        del running[name]
+
+    in_use = SimpleNamespace(remote=lambda: SimpleNamespace(result=result))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
+    monkeypatch.setattr(serve, "run", lambda drawers, name, route_prefix: running.update({name: None}))
+    monkeypatch.setattr(serve, "delete", delete)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=running))
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: SimpleNamespace(in_use=in_use))
+    monkeypatch.setattr(cluster, "DRAIN_POLL_S", 0.0)
+    cluster.RunningEngine(cluster.EngineSettings()).load(model_folder)
+    assert deleted == [forgotten, drawing]
+    assert len(running) == 2
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:1"])
 def test_a_device_that_the_engine_cannot_choose_is_refused(device):
     with pytest.raises(UserError, match=f"--device {device}: choose auto, cpu or cuda"):

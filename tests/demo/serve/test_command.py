@@ -1,10 +1,13 @@
 """The commands `serve` and `demo --serve` as their users run them."""
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -12,8 +15,10 @@ import pytest
 from gradio_client import Client
 
 from dalle_lean.cli import main
+from dalle_lean.errors import UserError
 from demo.server import free_port
 from tests.children import PROGRAM, kill_family, start
+from tests.demo.conftest import own_port
 
 START_S = 300
 
@@ -37,6 +42,45 @@ def test_a_taken_port_is_said_with_the_option_that_chooses_it(folder, capsys):
         with pytest.raises(SystemExit):
             main(["serve", str(folder), *ports])
     assert f"port {port} is taken; choose another with --metrics-port" in capsys.readouterr().err
+
+
+def test_on_a_cluster_a_taken_metrics_port_is_none_of_the_engines(folder, monkeypatch, capsys):
+    def start_elsewhere(*given):
+        raise UserError("the cluster is away")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr("demo.serve.cluster.engine_running", start_elsewhere)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        ports = ["--port", str(own_port(28400)), "--metrics-port", str(listener.getsockname()[1])]
+        with pytest.raises(SystemExit):
+            main(["serve", str(folder), *ports])
+    assert "error: the cluster is away" in capsys.readouterr().err
+
+
+def test_a_reload_that_cannot_read_the_folder_leaves_the_engine_running(folder, monkeypatch, capsys):
+    failures = iter([PermissionError(13, "Permission denied", "model.safetensors"), KeyboardInterrupt()])
+
+    def load(folder):
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise next(failures)
+
+    @contextmanager
+    def engine_running(*given):
+        os.kill(os.getpid(), signal.SIGHUP)
+        yield SimpleNamespace(load=load)
+
+    monkeypatch.setattr("demo.serve.cluster.engine_running", engine_running)
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", str(folder), "--port", str(own_port(28400)), "--metrics-port", str(own_port(28600))])
+    finally:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+    assert ended.value.code == 130
+    assert "the previous model stays: [Errno 13] Permission denied: 'model.safetensors'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -97,8 +141,6 @@ def test_ctrl_c_while_the_engine_starts_is_answered_in_our_words_alone(tmp_path)
 
 
 def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
-    from dalle_lean.cli import main
-
     monkeypatch.setattr("demo.serve.client.PATIENCE_S", 0.5)
     monkeypatch.setattr("demo.serve.client.RETRY_INTERVAL_S", 0.1)
     with pytest.raises(SystemExit) as ended:
@@ -121,8 +163,6 @@ def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
     ],
 )
 def test_mistakes_are_said_in_a_line(options, said, capsys):
-    from dalle_lean.cli import main
-
     with pytest.raises(SystemExit) as ended:
         main(options)
     assert ended.value.code == 2
