@@ -34,6 +34,7 @@ CONNECT_S = 5.0
 SILENCE_S = 60.0  # the engine sends something every half second; after a longer silence it counts as dead
 PATIENCE_S = 120.0  # how long to retry while the engine cannot be reached
 RETRY_INTERVAL_S = 0.5
+MOST_BREAKS = 10  # of one prompt's answer; a prompt that kills the engine would kill it for ever
 REFRESH_S = 10.0  # age from which the engine's speed and model are asked for again before drawing
 
 
@@ -161,21 +162,28 @@ class RemoteService(DrawingService):
             self.generator, self.description = RemoteGenerator(self.engine, description), description
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
-        """As DrawingService does. If the engine breaks off, asks again: the pictures are the same whenever drawn."""
+        """As DrawingService does. If the engine breaks off, asks again: the pictures are the same whenever drawn.
+
+        UserError if it stays away for PATIENCE_S, or breaks off MOST_BREAKS times.
+        """
         if time.monotonic() - self.refreshed_s > REFRESH_S:
             self.refresh()
-        event: DrawingEvent = Queued(1, self.latency.seconds(self.generator.num_drawn(request.settings)))
+        seconds = self.seconds(self.generator.num_drawn(request.settings), request.settings.guidance)
+        event: DrawingEvent = Queued(1, seconds)
         away_since_s: float | None = None
+        breaks = 0
         while True:
+            has_begun = False
             try:
                 for event in self.answer(request):
-                    away_since_s = None
+                    has_begun, away_since_s = True, None
                     yield event
                     if isinstance(event, Done):
                         return
             except EngineAway as away:
                 away_since_s = away_since_s or time.monotonic()
-                if time.monotonic() - away_since_s > PATIENCE_S:
+                breaks += has_begun
+                if breaks == MOST_BREAKS or time.monotonic() - away_since_s > PATIENCE_S:
                     raise UserError(f"the engine is away: {away}; try again later") from None
             # Again, so that the page can react to Stop in the meantime.
             yield event

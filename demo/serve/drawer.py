@@ -27,8 +27,7 @@ from inference.request import Progress, Request
 
 UNIT = DECODE_BATCH  # pictures
 GATHER_S = 0.01  # how long the first unit of a batch waits for others
-FILES = ("config.json", "tokenizer.json", "vocabulary.json", "vqgan/config.json", "README.md")
-"""The files of a model folder that a client needs: all but the weights."""
+FILES = ("tokenizer.json", "vocabulary.json", "README.md")  # of a model folder, for clients
 
 
 @dataclass

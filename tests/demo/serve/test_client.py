@@ -4,6 +4,7 @@ import copy
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
 
 import pytest
 
@@ -11,9 +12,11 @@ pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_parts
-from demo.serve.client import Engine, RemoteService
+from demo.serve.client import Engine, EngineAway, RemoteService
 from demo.serve.drawer import FILES
 from demo.serve.wire import latency_to_json
+from demo.service.drawing_service import Queued
+from inference.request import Request, Settings
 
 
 class Metrics(BaseHTTPRequestHandler):
@@ -49,7 +52,9 @@ def test_an_address_that_is_none_is_a_users_mistake(address):
         RemoteService(address)
 
 
-def test_a_page_notices_a_model_of_which_only_the_guidance_has_changed(monkeypatch, generator, model_folder, latency):
+@pytest.fixture
+def description(monkeypatch, generator, model_folder, latency):
+    """What an engine says of its model; it may be changed."""
     description = {
         "files": {name: (model_folder / name).read_text() for name in FILES if (model_folder / name).is_file()},
         "content": check_parts(model_folder),
@@ -60,6 +65,10 @@ def test_a_page_notices_a_model_of_which_only_the_guidance_has_changed(monkeypat
         "latency": latency_to_json(latency),
     }
     monkeypatch.setattr(Engine, "ask", lambda self, method, path: copy.deepcopy(description))
+    return description
+
+
+def test_a_page_notices_a_model_of_which_only_the_guidance_has_changed(description):
     service = RemoteService("http://127.0.0.1:1")
     before = service.generator
     service.refresh()
@@ -67,3 +76,27 @@ def test_a_page_notices_a_model_of_which_only_the_guidance_has_changed(monkeypat
     description["content"] = description["content"] | {"guidance": 3.0}
     service.refresh()
     assert service.generator.guidance == 3.0
+
+
+def test_a_prompt_whose_answer_breaks_off_again_and_again_is_given_up(description, monkeypatch):
+    sent = []
+
+    def answer(self, request):
+        sent.append(request)
+        yield Queued(1, 1.0)
+        raise EngineAway("its answer broke off")
+
+    monkeypatch.setattr(RemoteService, "answer", answer)
+    monkeypatch.setattr("demo.serve.client.RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("demo.serve.client.MOST_BREAKS", 3)
+    service = RemoteService("http://127.0.0.1:1")
+    with pytest.raises(UserError, match="the engine is away: its answer broke off"):
+        list(islice(service.draw(Request("a red heart", Settings())), 20))
+    assert len(sent) == 3
+
+
+def test_the_estimate_before_the_engine_answers_counts_guidance(description, monkeypatch):
+    monkeypatch.setattr(RemoteService, "answer", lambda self, request: iter(()))
+    service = RemoteService("http://127.0.0.1:1")
+    plain, guided = (next(service.draw(Request("a red heart", Settings(guidance=scale)))) for scale in (1.0, 2.0))
+    assert guided.seconds > plain.seconds
