@@ -60,8 +60,13 @@ def demo(
     free_port(host, port)  # before anything is loaded
     if folder is None:
         assert serve is not None
-        for option, value in (("--model", model), ("--precision", precision)):
-            if value is not None:
+        for option, value, default in (
+            ("--model", model, None),
+            ("--scorer", scorer, "clip"),
+            ("--precision", precision, None),
+            ("--device", device, "auto"),
+        ):
+            if value != default:
                 raise UserError(f"{option} {value}: with --serve, pass this to `dalle-lean serve` instead")
         from demo.serve.client import RemoteService
 

@@ -158,6 +158,8 @@ def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
         (["demo", "--serve", "127.0.0.1:8000"], "give the engine's address"),
         (["demo", "--serve", "http://127.0.0.1:8000", "--model", "m"], "--model m: with --serve, pass this to"),
         (["demo", "--serve", "http://127.0.0.1:8000", "--precision", "bf16"], "--precision bf16: with --serve, pass"),
+        (["demo", "--serve", "http://127.0.0.1:8000", "--scorer", "none"], "--scorer none: with --serve, pass this to"),
+        (["demo", "--serve", "http://127.0.0.1:8000", "--device", "cpu"], "--device cpu: with --serve, pass this to"),
         (["serve", "--replicas", "2", "--max-replicas", "1"], "max_replicas=1 is less"),
         (["serve", "/nowhere"], "no model folder at /nowhere"),
     ],
