@@ -23,7 +23,7 @@ from inference.ranking import all_alike, all_blank
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
-MOST_SEED_DIGITS = 20
+LARGEST_SEED = 2**53 - 1  # that the seed box, a number in JavaScript, holds exactly
 
 Update = dict[Any, Any]
 
@@ -107,7 +107,11 @@ class Actions:
             yield gr.skip()
             return
         values = self.values(controls)
-        if (seed := asked.get("seed", "")).isdecimal() and len(seed) <= MOST_SEED_DIGITS:
+        if (seed := asked.get("seed", "")).isdecimal():
+            if len(seed) > len(str(LARGEST_SEED)) or int(seed) > LARGEST_SEED:
+                said = f"the address's seed is larger than {LARGEST_SEED}, the largest on this page"
+                yield {self.parts.prompt: cut_prompt(asked["prompt"]), **self.ended(views.failure(said))}
+                return
             fresh, values["seed"] = False, int(seed)
         for update in self.draw(tab, asked["prompt"], fresh, *values.values()):
             yield {self.parts.prompt: cut_prompt(asked["prompt"]), **update}

@@ -292,8 +292,16 @@ def test_the_foot_tells_size_and_grid(generator):
     assert "16 codes" in views.facts(generator)
 
 
-def test_a_seed_in_the_address_that_is_too_long_for_a_number_is_passed_over(service):
-    tab = SimpleNamespace(query_params={"prompt": "a red heart", "seed": "9" * 5000}, session_hash="tab")
-    updates = list(named_actions(service).open(tab, False, *WISH.values()))
-    assert updates[0]["seed"] == WISH["seed"]
-    assert any("drawn" in update for update in updates)
+@pytest.mark.parametrize("seed", [str(2**53), "9" * 5000])
+def test_a_seed_in_the_address_that_the_box_cannot_hold_exactly_is_refused(service, seed):
+    tab = SimpleNamespace(query_params={"prompt": "a red heart", "seed": seed}, session_hash="tab")
+    [only] = named_actions(service).open(tab, False, *WISH.values())
+    assert only["prompt"] == "a red heart"
+    assert "seed is larger than 9007199254740991, the largest on this page." in only["status"]
+    assert "seed" not in only
+
+
+def test_the_largest_seed_of_the_box_may_come_from_the_address(service):
+    tab = SimpleNamespace(query_params={"prompt": "a red heart", "seed": str(2**53 - 1)}, session_hash="tab")
+    first, *_ = named_actions(service).open(tab, True, *WISH.values())
+    assert first["seed"] == 2**53 - 1
