@@ -69,6 +69,15 @@ def halve(batch: Batch) -> list[Batch]:
     return [[Part(request, pictures[:middle])], [Part(request, pictures[middle:])]]
 
 
+def halve_large(failed: Batch, waiting: Sequence[Batch]) -> list[Batch]:
+    """Halve a batch that did not fit into memory, and those waiting that have as many pictures."""
+
+    def size(batch: Batch) -> int:
+        return sum(len(part.pictures) for part in batch)
+
+    return [part for one in (failed, *waiting) for part in (halve(one) if size(one) >= size(failed) else [one])]
+
+
 def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
     """Bytes that decoding keeps for one picture: keys and values in `dtype`, inputs of token shift in float32."""
     cells = sum(window_of(config, kind).cells for kind in config.layer_kinds)

@@ -25,7 +25,7 @@ from dalle_lean.model.dalle import Dalle
 from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
-from inference.batching import Batch, Kind, default_batch_size, halve, plan_batches
+from inference.batching import Batch, Kind, default_batch_size, halve_large, plan_batches
 from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings
 from inference.sampling.packed_decoder import PackedDecoder
@@ -185,7 +185,7 @@ class Generator:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                waiting = halve(batch) + waiting
+                waiting = halve_large(batch, waiting)
                 continue
             done += len(codes) * (codes.shape[1] - given)
             for (number, pictures), part_codes in zip(batch, codes.chunk(len(batch)), strict=True):

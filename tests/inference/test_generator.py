@@ -328,6 +328,9 @@ def test_where_memory_runs_out_half_as_many_are_drawn_at_once(generator, monkeyp
     pictures = generator("a car", **SETTINGS)
     assert tried[:3] == [11, 5, 2]
     assert pixels(pictures) == pixels(expected)
+    tried.clear()
+    assert pixels(generator("a car", batch_size=4, **SETTINGS)) == pixels(expected)
+    assert tried == [4, 2, 2, 2, 2, 3]  # later batches do not run out of memory again
 
 
 @pytest.mark.parametrize(
