@@ -1,20 +1,28 @@
 """An evaluation as a folder: report.html for people, report.json for programs, pictures.png to share."""
 
+import base64
+import io
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dalle_lean.io.files import write_bytes, write_json
+import jinja2
+from PIL import Image
+
+from dalle_lean.draw.svg_plot import plot
+from dalle_lean.io.files import read_text, write_bytes, write_json
+from inference.evaluation.captions import open_drawing
+from inference.evaluation.classification import HELD_OUT_PAIRS
 from inference.evaluation.clip_metrics import Neighbour
 from inference.evaluation.distribution_metrics import Distances
 from inference.evaluation.evaluate import Evaluation
-from inference.evaluation.page import page
 from inference.evaluation.questions import ATTRIBUTES, num_subjects
-from inference.evaluation.stats import Proportion
+from inference.evaluation.stats import SIGNIFICANT, Proportion
 from inference.gallery import tile_sheet, write_png
 
+SHOWN = 12  # pictures shown of each attribute, and of the captions
 ON_SHEET = 16
 SHEET_TILE_SIDE = 160
 SHEET_CAPTION_LINES = 3
@@ -22,12 +30,68 @@ SHEET_CAPTION_LINES = 3
 
 def write_report(folder: Path, evaluation: Evaluation, title: str) -> None:
     """Write report.json, report.html, which needs no other file, and pictures.png of the first 16 captions, if any."""
-    write_bytes(folder / "report.html", page(title, evaluation, measures(evaluation)).encode())
+    write_bytes(folder / "report.html", page(evaluation, title).encode())
     if (clip := evaluation.clip) is not None:
         pictures = [samples.best_of[evaluation.settings.num_images] for samples in clip.samples[:ON_SHEET]]
         sheet = tile_sheet(pictures, clip.captions[:ON_SHEET], SHEET_TILE_SIDE, SHEET_CAPTION_LINES)
         write_png(folder / "pictures.png", sheet, {})
     write_json(folder / "report.json", to_json(evaluation))
+
+
+def page(evaluation: Evaluation, title: str) -> str:
+    """The template report.html, filled in. Everything quoted is escaped, except for the plot."""
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["png"] = png_url
+    template = environment.from_string(read_text(Path(__file__).with_name("report.html")))
+    curves = ranking_curves(evaluation)
+    return template.render(
+        title=title,
+        evaluation=evaluation,
+        measures=measures(evaluation),
+        curves=curves,
+        plot=plot_curves(curves) if curves else "",
+        attributes=ATTRIBUTES,
+        num_subjects=num_subjects,
+        open_drawing=open_drawing,
+        proportion=Proportion.of,
+        significant=SIGNIFICANT,
+        shown=SHOWN,
+    )
+
+
+def png_url(picture: Image.Image) -> str:
+    """A URL that holds the picture itself."""
+    file = io.BytesIO()
+    picture.save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def ranking_curves(evaluation: Evaluation) -> dict[str, dict[int, Proportion]]:
+    """Accuracies by the number of pictures from which the best was chosen; empty if nothing ranked them."""
+    if evaluation.ranker is None:
+        return {}
+    accuracies = evaluation.curve or evaluation.attributes
+    curves = {ATTRIBUTES[name].title: accuracy.by_best_of for name, accuracy in accuracies.items()}
+    for each in evaluation.things:
+        if each.prompts == HELD_OUT_PAIRS:
+            curves[f"right thing first of {each.among} ({each.judge})"] = each.best_of
+    if (clip := evaluation.clip) is not None:
+        curves[f"right caption first of {clip.candidates}"] = clip.by_best_of
+    return curves
+
+
+def plot_curves(curves: dict[str, dict[int, Proportion]]) -> str:
+    """An SVG."""
+    return plot(
+        {name: [(count, found.value) for count, found in curve.items()] for name, curve in curves.items()},
+        across="pictures to choose the best from",
+        up="share right",
+        up_range=(0, 1),
+        up_text="{:.0%}".format,
+        logarithmic=True,
+    )
 
 
 def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
