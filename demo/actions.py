@@ -4,10 +4,11 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any, cast
 
 import gradio as gr
@@ -30,36 +31,13 @@ Update = dict[Any, Any]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The page's components."""
-
-    prompt: Any
-    draw: Any
-    stop: Any
-    status: Any
-    unknown: Any  # that the prompt was cut, and the words that the model has not learnt
-    stage: Any  # takes the place of the gallery until the pictures are done
-    gallery: Any
-    actions: Any
-    download: Any
-    more: Any
-    keep: Any
-    inputs: dict[str, Any]  # the controls of the arguments of `read_request`, by name
-    new_seed: Any
-    estimate: Any
-    given: Any  # shows the upload
-    drawn: Any  # the visitor's last Done
-    chosen: Any  # index among its pictures of the one that the buttons act on
-
-
 class Actions:
-    """The page's behaviour, for one service and one set of components.
+    """The page's behaviour, for one service and one set of components, `page.add_parts`.
 
     examples: prompts to suggest if the model knows no word of the visitor's prompt.
     """
 
-    def __init__(self, service: DrawingService, parts: Parts, examples: Sequence[str] = ()):
+    def __init__(self, service: DrawingService, parts: SimpleNamespace, examples: Sequence[str] = ()):
         self.service, self.parts, self.examples = service, parts, examples
         self.stops: dict[str, Event] = {}  # by tab, for each tab with a drawing in progress
 
@@ -76,7 +54,7 @@ class Actions:
         return update
 
     def draw(self, tab: gr.Request, prompt: str, fresh: bool, *controls: Any) -> Iterator[Update]:
-        """Draw a prompt; `controls` are the values of `Parts.inputs`, `fresh` takes a new seed."""
+        """Draw a prompt; `controls` are the values of `parts.inputs`, `fresh` takes a new seed."""
         values = self.values(controls)
         if fresh:
             values["seed"] = new_seed()

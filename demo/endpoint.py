@@ -4,13 +4,14 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
 
 from dalle_lean.errors import UserError
 from demo import progress_views as views
-from demo.actions import Parts, write_pictures
+from demo.actions import write_pictures
 from demo.form import default_rows, default_settings, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
@@ -19,7 +20,7 @@ from inference.gallery import picture_facts
 log = logging.getLogger(__name__)
 
 
-def add_endpoint(service: DrawingService, parts: Parts) -> None:
+def add_endpoint(service: DrawingService, parts: SimpleNamespace) -> None:
     """Add /draw to the page being built; docs/page.md documents it."""
 
     def draw(

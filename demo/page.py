@@ -1,13 +1,14 @@
 """The prompt page: its layout, and which event calls which action."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
 
 from dalle_lean.images.files import FORMATS
 from demo import progress_views as views
-from demo.actions import Actions, Parts
+from demo.actions import Actions
 from demo.calculator.page import add_calculator
 from demo.endpoint import add_endpoint
 from demo.form import HIGHEST_TEMPERATURE, MOST_BEST, MOST_IMAGES, default_rows, default_settings
@@ -44,12 +45,13 @@ def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any
     return page
 
 
-def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
-    """Lay out the page from top to bottom."""
+def add_parts(service: DrawingService, card: bool) -> tuple[SimpleNamespace, Any]:
+    """Lay out the page from top to bottom; returns its components by name, and the examples."""
+    parts = SimpleNamespace()
     links = "[About this model](card) · " * card + "[What training takes](calculator)"
     gr.Markdown(f"# {TITLE}\n{views.explanation(service.generator)} {links}", elem_id="title")
     with gr.Row(elem_id="ask"):
-        prompt = gr.Textbox(
+        parts.prompt = gr.Textbox(
             placeholder="What would you like to see?",
             label="Prompt",
             show_label=False,
@@ -60,14 +62,16 @@ def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
             min_width=200,
             elem_id="prompt",
         )
-        draw = gr.Button("Draw", variant="primary", scale=1, min_width=90, elem_id="draw")
-        stop = gr.Button("Stop", scale=1, min_width=90, interactive=False, elem_id="stop")
-    examples = gr.Examples(list(EXAMPLES), prompt, label="Try one of these; the last is beyond the bundled model")
+        parts.draw = gr.Button("Draw", variant="primary", scale=1, min_width=90, elem_id="draw")
+        parts.stop = gr.Button("Stop", scale=1, min_width=90, interactive=False, elem_id="stop")
+    examples = gr.Examples(list(EXAMPLES), parts.prompt, label="Try one of these; the last is beyond the bundled model")
     num_images = default_settings(service)["num_images" if service.generator.scorer else "best"]
-    status = gr.HTML(views.welcome(service, num_images), padding=False, elem_id="status")
-    unknown = gr.HTML(padding=False, elem_id="unknown")
-    stage = gr.HTML(views.empty_stage(), padding=False, elem_id="stage")
-    gallery = gr.Gallery(
+    parts.status = gr.HTML(views.welcome(service, num_images), padding=False, elem_id="status")
+    # That the prompt was cut, and the words that the model has not learnt.
+    parts.unknown = gr.HTML(padding=False, elem_id="unknown")
+    # Takes the place of the gallery until the pictures are done.
+    parts.stage = gr.HTML(views.empty_stage(), padding=False, elem_id="stage")
+    parts.gallery = gr.Gallery(
         show_label=False,
         columns=4,
         height="auto",
@@ -78,24 +82,23 @@ def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
         visible=False,
         elem_id="gallery",
     )
-    with gr.Row(visible=False, elem_id="actions") as actions:
-        download = gr.DownloadButton("Download", min_width=150, size="md", elem_id="download")
-        more = gr.Button("More like this", min_width=150, size="md", elem_id="more")
-        keep = gr.Button("Keep this seed", min_width=150, size="md", elem_id="keep")
-    controls = add_controls(service)
+    with gr.Row(visible=False, elem_id="actions") as parts.actions:
+        parts.download = gr.DownloadButton("Download", min_width=150, size="md", elem_id="download")
+        parts.more = gr.Button("More like this", min_width=150, size="md", elem_id="more")
+        parts.keep = gr.Button("Keep this seed", min_width=150, size="md", elem_id="keep")
+    add_controls(service, parts)
     gr.Markdown(views.facts(service.generator), elem_id="facts")
-    drawn = gr.State(None, time_to_live=KEEP_S)
-    chosen = gr.State(0, time_to_live=KEEP_S)
-    visible = (prompt, draw, stop, status, unknown, stage, gallery, actions, download, more, keep)
-    return Parts(*visible, *controls, drawn, chosen), examples
+    parts.drawn = gr.State(None, time_to_live=KEEP_S)  # the visitor's last Done
+    parts.chosen = gr.State(0, time_to_live=KEEP_S)  # index among its pictures of the one that the buttons act on
+    return parts, examples
 
 
-def add_controls(service: DrawingService) -> tuple[dict[str, Any], Any, Any, Any]:
-    """Add the controls in two accordions; returns `inputs`, `new_seed`, `estimate` and `given` of Parts."""
+def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
+    """Add the controls in two accordions; those of `read_request`'s arguments are in `parts.inputs`, by name."""
     side, codes = service.generator.model.config.image_side, service.generator.model.config.image_vocab_size
     defaults = {**default_settings(service), "rows": default_rows(service)}
     ranked = service.generator.scorer is not None
-    inputs: dict[str, Any] = {}
+    inputs = parts.inputs = {}
 
     def slider(name: str, lowest: float, highest: float, step: float, label: str, info: str, **options: Any) -> None:
         inputs[name] = gr.Slider(lowest, highest, defaults[name], step=step, label=label, info=info, **options)
@@ -107,7 +110,9 @@ def add_controls(service: DrawingService) -> tuple[dict[str, Any], Any, Any, Any
             slider(
                 "best", 1, MOST_BEST, 1, "Show the best" if ranked else "Pictures", "How many to show", elem_id="best"
             )
-        estimate = gr.HTML(views.estimate(service, defaults["num_images" if ranked else "best"]), elem_id="estimate")
+        parts.estimate = gr.HTML(
+            views.estimate(service, defaults["num_images" if ranked else "best"]), elem_id="estimate"
+        )
         with gr.Row():
             slider("top_k", 0, codes, 1, "Top-k", "Sample each code from the k most likely; 0 is off")
             slider("top_p", 0, 1, 0.01, "Top-p", "... and from those that make up this probability; 1 is off")
@@ -119,7 +124,7 @@ def add_controls(service: DrawingService) -> tuple[dict[str, Any], Any, Any, Any
         with gr.Row():
             info = "The same seed draws the same pictures"
             inputs["seed"] = gr.Number(0, precision=0, minimum=0, label="Seed", info=info, elem_id="seed")
-            new_seed = gr.Checkbox(True, label="New seed each time", elem_id="new-seed")
+            parts.new_seed = gr.Checkbox(True, label="New seed each time", elem_id="new-seed")
     with gr.Accordion("Continue a picture", open=False, elem_id="continue"), gr.Row():
         with gr.Column(min_width=260):
             inputs["upload"] = gr.File(
@@ -132,11 +137,10 @@ def add_controls(service: DrawingService) -> tuple[dict[str, Any], Any, Any, Any
             info = f"How many of the {side} rows of codes to keep, from the top; also for “More like this”"
             slider("rows", 1, side - 1, 1, "Rows kept", info, elem_id="rows")
         with gr.Column(min_width=240):
-            given = gr.HTML(elem_id="given")
-    return inputs, new_seed, estimate, given
+            parts.given = gr.HTML(elem_id="given")
 
 
-def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
+def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) -> None:
     """Bind each event to its action."""
     inputs = parts.inputs
     shown = [

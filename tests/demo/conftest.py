@@ -5,13 +5,12 @@ import io
 import os
 import socket
 from contextlib import contextmanager
-from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
 from dalle_lean.vocabulary import FEWEST, Vocabulary
-from demo.actions import Actions, Parts
+from demo.actions import Actions
 from demo.server import free_port, serve
 from demo.service.drawing_service import DrawingService
 from demo.service.latency_model import LatencyModel
@@ -65,11 +64,10 @@ def knowing_service(knowing, latency):
 
 def named_actions(service, examples=()):
     """The page's actions, whose updates go by the names of its parts."""
-    names = [field.name for field in fields(Parts)]
-    inputs = ("num_images", "best", "top_k", "top_p", "seed")
-    return Actions(
-        service, Parts(**{name: name for name in names} | {"inputs": {name: name for name in inputs}}), examples
-    )
+    names = "prompt stop status unknown stage gallery actions download more new_seed estimate drawn chosen"
+    parts = SimpleNamespace(**{name: name for name in names.split()})
+    parts.inputs = {name: name for name in ("num_images", "best", "top_k", "top_p", "seed")}
+    return Actions(service, parts, examples)
 
 
 def failing_service(generator, latency, error):
