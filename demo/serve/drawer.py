@@ -20,7 +20,7 @@ from dalle_lean.io.files import read_text
 from dalle_lean.io.model_folder import check_parts
 from demo.serve.wire import latency_to_json, picture_to_json, png
 from demo.service.drawing_service import LACK_OF_MEMORY, PREVIEW_INTERVAL_S, PREVIEWS
-from demo.service.latency_model import LatencyModel, measure, wait_for_device
+from demo.service.latency_model import LatencyModel, measure, timed
 from inference.generator import Generator
 from inference.ranking import DECODE_BATCH
 from inference.request import Progress, Request
@@ -147,7 +147,7 @@ class Drawer:
 
     async def steps(self, units: list[Unit]) -> AsyncIterator[tuple[Unit, Step]]:
         """Draw units until all are done or none is wanted any more."""
-        drawing = self.generator.draw([unit.request for unit in units], self.batch_size)
+        drawing = timed(self.generator.draw([unit.request for unit in units], self.batch_size))
         timer = Timer(sum(unit.request.settings.num_images for unit in units))
         try:
             while any(unit.wanted for unit in units):
@@ -159,16 +159,17 @@ class Drawer:
         finally:
             await self.run(cast(Any, drawing).close)
 
-    def step(self, drawing: Iterator[Progress], units: list[Unit], timer: "Timer") -> tuple[Unit, Step | None] | None:
+    def step(
+        self, drawing: Iterator[tuple[Progress, float]], units: list[Unit], timer: "Timer"
+    ) -> tuple[Unit, Step | None] | None:
         """Draw on; a step of one of the units, or None in its place if its caller was told only just now. None at the
         end."""
-        started_s = time.perf_counter()
-        progress = next(drawing, None)
-        if progress is None:
+        found = next(drawing, None)
+        if found is None:
             return None
-        wait_for_device(progress)
+        progress, seconds = found
         unit, config = units[progress.request], self.generator.model.config
-        learned = timer.add(progress, time.perf_counter() - started_s)
+        learned = timer.add(progress, seconds)
         if progress.pictures is not None:
             pictures = [picture_to_json(picture) for picture in progress.pictures]
             return unit, Step(1.0, progress.note, pictures=pictures, learned=learned)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dalle_lean.errors import DEFAULT_GUIDANCE_RANGE, UserError
 from dalle_lean.images.files import MAX_PICTURE_BYTES, UnusablePicture, open_picture, square_pixels
-from demo.service.latency_model import LatencyModel, measure, wait_for_device
+from demo.service.latency_model import LatencyModel, measure, timed
 from demo.service.scheduler import Scheduler, Ticket
 from inference.generator import Generator
 from inference.request import Picture, Progress, Request
@@ -116,7 +116,7 @@ class DrawingService:
         num_images, guided = self.generator.num_drawn(request.settings), request.settings.guidance != 1
         started_s, previewed_s, decoding_s = time.monotonic(), 0.0, 0.0
         rows_before = None
-        steps = self.generator.draw([request], self.latency.batch_size())
+        steps = timed(self.generator.draw([request], self.latency.batch_size()))
         try:
             while True:
                 preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S
@@ -147,11 +147,11 @@ class DrawingService:
         finally:
             self.scheduler.run(cast(Any, steps).close)
 
-    def _step(self, steps: Iterator[Progress], preview: bool) -> tuple[Progress, float, list[Image.Image]]:
+    def _step(
+        self, steps: Iterator[tuple[Progress, float]], preview: bool
+    ) -> tuple[Progress, float, list[Image.Image]]:
         """One turn: its progress, its seconds without the previews, and the previews."""
-        started_s = time.perf_counter()
-        progress = wait_for_device(next(steps))
-        seconds = time.perf_counter() - started_s
+        progress, seconds = next(steps)
         codes = progress.codes if preview else None
         return progress, seconds, ([] if codes is None else self.generator.preview(codes[:PREVIEWS]))
 

@@ -1,7 +1,9 @@
 """How long drawing takes on this machine: measured at startup, then learned from every drawing."""
 
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -18,25 +20,17 @@ SMALL_BATCH = 8
 NEWEST_WEIGHT = 0.2  # of the newest measurement in the moving averages, at least
 
 
+@dataclass
 class LatencyModel:
-    """Seconds for a row of codes by the number of pictures drawn together, and for decoding and ranking one picture.
+    """Seconds for a row of codes by the number of pictures drawn together, and for decoding and ranking one picture."""
 
-    `rows`: rows of codes in a picture; `replicas`: of the model, which share a prompt's pictures in units of eight;
-    `rows_learned`, `decodings_learned`: how often it has learned, the first time replaces what was measured at startup.
-    """
-
-    def __init__(
-        self,
-        rows: int,
-        row_s: dict[int, float],
-        picture_s: float = 0.0,
-        largest_batch: int = 64,
-        replicas: int = 1,
-        rows_learned: int = 0,
-        decodings_learned: int = 0,
-    ):
-        self.rows, self.row_s, self.picture_s, self.largest_batch = rows, dict(row_s), picture_s, largest_batch
-        self.replicas, self.rows_learned, self.decodings_learned = replicas, rows_learned, decodings_learned
+    rows: int  # of codes in a picture
+    row_s: dict[int, float]
+    picture_s: float = 0.0
+    largest_batch: int = 64
+    replicas: int = 1  # of the model, which share a prompt's pictures in units of eight
+    rows_learned: int = 0  # how often it has learned; the first time replaces what was measured at startup
+    decodings_learned: int = 0
 
     def learn_row(self, batch: int, seconds: float, guided: bool = False) -> None:
         """Learn that a row of codes of `batch` pictures took `seconds`.
@@ -109,24 +103,23 @@ def measure(generator: Generator, at_once: int = 1) -> LatencyModel:
 def time_row(generator: Generator, batch: int) -> float:
     """Seconds for the second row of codes; the first one is the warm-up."""
     request = Request("a picture", Settings(num_images=batch, best=batch))
-    with closing(cast(Any, generator.draw([request], batch))) as drawing:
-        wait_for_device(next(drawing))
-        started_s = time.perf_counter()
-        wait_for_device(next(drawing))
-        return time.perf_counter() - started_s
+    with closing(cast(Any, timed(generator.draw([request], batch)))) as steps:
+        next(steps)
+        return float(next(steps)[1])
 
 
 def time_decoding(generator: Generator, num_images: int = 16) -> float:
     """Seconds for decoding and ranking one picture."""
-    started_s = 0.0
-    for progress in generator.draw([Request("a picture", Settings(num_images=num_images, best=num_images))]):
-        if progress.codes is not None:
+    drawing = generator.draw([Request("a picture", Settings(num_images=num_images, best=num_images))])
+    return sum(seconds for progress, seconds in timed(drawing) if progress.codes is None) / num_images
+
+
+def timed(drawing: Iterator[Progress]) -> Iterator[tuple[Progress, float]]:
+    """The steps of a drawing, each with the seconds until the device had computed it. Closing it closes the drawing."""
+    with closing(cast(Any, drawing)):
+        started_s = time.perf_counter()
+        for progress in drawing:
+            if progress.codes is not None:
+                progress.codes[0, -1].item()  # waits for the device
+            yield progress, time.perf_counter() - started_s
             started_s = time.perf_counter()
-    return (time.perf_counter() - started_s) / num_images
-
-
-def wait_for_device(progress: Progress) -> Progress:
-    """Return `progress` once the device has computed it."""
-    if progress.codes is not None:
-        progress.codes[0, -1].item()
-    return progress

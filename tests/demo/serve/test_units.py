@@ -14,7 +14,7 @@ from dalle_lean.io.model_folder import check_parts
 from demo.serve.drawer import Drawer, Timer, Unit
 from demo.serve.model_replicas import Model, best_of
 from demo.serve.wire import event_from_json, latency_to_json, picture_to_json, request_from_json, request_to_json
-from demo.service.latency_model import LatencyModel
+from demo.service.latency_model import LatencyModel, timed
 from inference.request import Request, Settings
 
 
@@ -57,7 +57,7 @@ def test_a_caller_is_told_of_the_first_row_then_at_most_every_preview_interval_a
     drawer.generator = generator
     request = Request("a red heart", Settings(num_images=2, seed=3))
     steps = []
-    drawing, units, timer = generator.draw([request]), [Unit(request, previews=False)], Timer(2)
+    drawing, units, timer = timed(generator.draw([request])), [Unit(request, previews=False)], Timer(2)
     while found := drawer.step(drawing, units, timer):
         steps.append(found[1])
     assert steps[0].share > 0
