@@ -222,7 +222,6 @@ class Actions:
         }
 
     def choose(self, event: gr.SelectData, drawn: Done | None) -> Iterator[Update]:
-        """Act on the picture that was clicked."""
         index = event.index
         if drawn is None or not isinstance(index, int) or not 0 <= index < len(drawn.pictures):
             yield gr.skip()

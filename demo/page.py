@@ -141,7 +141,6 @@ def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
 
 
 def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) -> None:
-    """Bind each event to its action."""
     inputs = parts.inputs
     shown = [
         *(parts.prompt, parts.stop, parts.status, parts.unknown, parts.stage, parts.gallery, parts.actions),

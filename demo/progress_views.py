@@ -72,7 +72,6 @@ def default_count(service: DrawingService) -> str:
 
 
 def waiting(event: Queued) -> str:
-    """The place in the queue."""
     place = "You are next" if event.line == 1 else f"You are number {event.line} in line"
     return line(f"{place}; your turn comes in about {duration(event.seconds)}.", kind="status wait")
 
@@ -104,7 +103,6 @@ def finished(event: Done, note: str = "") -> str:
 
 
 def captions(event: Done) -> list[str]:
-    """The caption of each picture."""
     scores = ["" if picture.score is None else f"score {picture.score:.3f} · " for picture in event.pictures]
     seed = event.request.settings.seed
     return [f"{score}no. {picture.index}\nseed {seed}" for score, picture in zip(scores, event.pictures, strict=True)]
@@ -137,7 +135,6 @@ def cut(prompt: str, shorter: str) -> str:
 
 
 def busy(error: Busy) -> str:
-    """The queue is full."""
     sentence = (
         f"The page is busy: {error.served} drawing, {error.waiting} waiting. "
         f"Please try again in about {duration(error.seconds)}."

@@ -216,7 +216,6 @@ class Generator:
         return sample_codes(self.decoder, prompts, rows)
 
     def num_drawn(self, settings: Settings) -> int:
-        """How many pictures this generator draws for these settings."""
         return settings.num_drawn(ranked=self.scorer is not None)
 
     def read_picture(self, image: Image.Image) -> Tensor:

@@ -57,7 +57,6 @@ class Settings:
 
     @property
     def num_best(self) -> int:
-        """How many pictures are kept."""
         return min(DEFAULT_BEST, self.num_images) if self.best is None else self.best
 
     def num_drawn(self, ranked: bool) -> int:
@@ -67,8 +66,6 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and what to draw for it."""
-
     prompt: str
     settings: Settings
     start: "Tensor | None" = None
@@ -96,8 +93,6 @@ def check_prompt(prompt: str) -> None:
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a prompt."""
-
     image: "Image.Image"
     score: float | None  # the scorer's score; None if nothing ranked the pictures
     index: int  # number among the pictures drawn; with prompt, settings and seed it identifies the picture

@@ -126,11 +126,9 @@ class RemoteGenerator(Generator):
         self.vqgan = cast(Any, SimpleNamespace(config=SimpleNamespace(downscale=description["downscale"])))
 
     def read_pixels(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """The codes [I] of a picture's pixels [side, side, 3]; side is `picture_side`."""
         return torch.tensor(self.engine.ask("POST", "/read", content=pixels.tobytes())["codes"])
 
     def preview(self, codes: Tensor) -> list[Image.Image]:
-        """Unfinished pictures from their first codes [n, m]: the whole rows among them, transparent below."""
         return [image_of(self.engine.ask("POST", "/preview", json={"codes": one.tolist()})["png"]) for one in codes]
 
 

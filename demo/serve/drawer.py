@@ -42,8 +42,6 @@ class Unit:
 
 @dataclass(frozen=True)
 class Step:
-    """The progress of a unit."""
-
     share: float = 0.0  # of the codes, 0..1
     note: str = ""
     previews: Sequence[str] = ()

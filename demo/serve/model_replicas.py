@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Drawing:
-    """The state of a prompt being drawn."""
-
     shares: list[float]  # share drawn of each unit, 0..1
     note: str
     previews: list[str]  # not sent yet, as PNGs in base64
@@ -44,7 +42,6 @@ class Model:
         self.prompts = 0  # being drawn with this model
 
     def num_drawn(self, request: Request) -> int:
-        """How many pictures of a request are drawn."""
         return request.settings.num_drawn(ranked=self.description["scorer"] is not None)
 
     def seconds(self, request: Request) -> float:

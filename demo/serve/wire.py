@@ -26,7 +26,6 @@ FAILED = "failed"  # state in the last line of a drawing that the engine gave up
 
 
 def request_to_json(request: Request) -> dict[str, Any]:
-    """A request for `request_from_json`."""
     start = None if request.start is None else request.start.tolist()
     return {"prompt": request.prompt, "settings": asdict(request.settings), "start": start}
 
@@ -71,7 +70,6 @@ def image_of(text: str) -> Image.Image:
 
 
 def picture_to_json(picture: Picture) -> dict[str, Any]:
-    """A finished picture."""
     return {"index": picture.index, "score": picture.score, "codes": picture.codes.tolist(), "png": png(picture.image)}
 
 
@@ -96,10 +94,8 @@ def event_from_json(event: Mapping[str, Any], request: Request) -> DrawingEvent:
 
 
 def latency_to_json(latency: LatencyModel) -> dict[str, Any]:
-    """A latency model for `latency_from_json`."""
     return {**vars(latency), "row_s": list(latency.row_s.items())}
 
 
 def latency_from_json(content: Mapping[str, Any]) -> LatencyModel:
-    """The latency model that `latency_to_json` wrote."""
     return LatencyModel(**{**content, "row_s": dict(content["row_s"])})

@@ -34,8 +34,6 @@ LOWEST_GUIDANCE, HIGHEST_GUIDANCE = DEFAULT_GUIDANCE_RANGE
 
 @dataclass(frozen=True)
 class Queued:
-    """Waiting in the queue."""
-
     line: int  # place in the queue; 1 is next
     seconds: float  # estimated, until its turn comes
 
@@ -54,8 +52,6 @@ class Running:
 
 @dataclass(frozen=True)
 class Done:
-    """Drawn and ranked."""
-
     request: Request
     pictures: list[Picture]  # best first
     seconds: float  # since it left the queue

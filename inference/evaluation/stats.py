@@ -11,8 +11,6 @@ Z_95 = 1.96
 
 @dataclass(frozen=True)
 class Proportion:
-    """Hits among trials."""
-
     hits: int
     trials: int
 
