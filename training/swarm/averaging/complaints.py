@@ -58,6 +58,7 @@ class Complaints:
         self.receipts: dict[bytes, Receipts] = {}  # by group, for the latest groups
         self.shown: list[Receipt] = []  # one receipt that another sender disputes, or two that are a proof
         self.proven: set[PeerID] = set()
+        self.unsaved: dict[PeerID, list[Receipt]] = {}  # proofs that are not in the evidence folder yet
         self.met: dict[PeerID, None] = {}  # members of the latest groups
         self.accusers: set[PeerID] = set()  # peers whose one proof against a peer never met is used up
         self.enough = math.inf
@@ -88,6 +89,7 @@ class Complaints:
                 records = await self.read()
                 self.count(records)
                 self.compare(records)
+                self.save_evidence()
                 if self.shown == before:
                     break
         except Exception:  # an untrusted record may raise anything
@@ -154,14 +156,25 @@ class Complaints:
                 self.proven.add(peer)
                 if peer in self.met:  # only these are passed on: readers take one proof against others from each peer
                     self.shown = [other, receipt]
-                self.unreliable.update([], [peer])
+                self.unreliable.proven.add(peer)
                 logging.getLogger("hivemind").warning(f"{peer} signed two averages of one part: it is excluded")
                 if self.gate is not None:
-                    write_evidence(self.gate.bans_file.path.parent / EVIDENCE, peer, [other, receipt])
+                    self.unsaved[peer] = [other, receipt]
         banned = frozenset() if self.gate is None else self.gate.current_bans().banned
+        # From its ban on the host decides, so that unbanning readmits it.
+        self.unreliable.proven = {peer for peer in self.unreliable.proven if str(peer) not in banned}
         if len(self.shown) < 2 or str(owner_peer(self.shown[0].owner)) in banned:
             disputed = [receipt for said in records.values() for receipt in self.disputed_by(said)]
             self.shown = [random.choice(disputed)] if disputed else []
+
+    def save_evidence(self) -> None:
+        """Save new proofs; one that cannot be saved, such as on a full disk, is tried again at the next exchange."""
+        for peer, proof in list(self.unsaved.items()):
+            try:
+                write_evidence(self.gate.bans_file.path.parent / EVIDENCE, peer, proof)
+                del self.unsaved[peer]
+            except OSError as error:
+                logging.getLogger("hivemind").warning(f"the evidence against {peer} was not saved yet: {error}")
 
     def accepts(self, accuser: PeerID, accused: PeerID) -> bool:
         """Whether there is room for one more proof. Keys are free: a peer that makes up keys and proves that they lied

@@ -94,17 +94,20 @@ class HostFirstLeaders(PotentialLeaders):
 
 
 class UnreliablePeers:
-    """Peers that joined a group and failed it, and how long they are avoided; a completed round clears a peer."""
+    """Peers that joined a group and failed it, and how long they are avoided; a completed round clears a peer, except
+    one that is proven to have lied."""
 
     def __init__(self) -> None:
         self.backoffs: dict[PeerID, tuple[float, float]] = {}
         """When each one's backoff ends, and its length, in seconds."""
         self.reported: tuple[Collection[str], float] = ((), 0.0)
         """Peer ids that enough others complain about, and until when on the monotonic clock they are avoided."""
+        self.proven: set[PeerID] = set()
+        """Peers that signed two averages of one part, until the host bans them."""
 
     def is_avoided(self, peer: PeerID) -> bool:
         names, until_s = self.reported
-        return self.is_in_backoff(peer) or (str(peer) in names and time.monotonic() < until_s)
+        return peer in self.proven or self.is_in_backoff(peer) or (str(peer) in names and time.monotonic() < until_s)
 
     def is_in_backoff(self, peer: PeerID) -> bool:
         """Whether it has recently failed a group of this peer."""

@@ -20,7 +20,6 @@ from training.swarm.averaging.complaints import (
     EVIDENCE,
     MAX_COMPLAINTS,
     MAX_REDUCERS,
-    RECORD_S,
     Complaints,
     read_evidence,
 )
@@ -80,6 +79,11 @@ def exchange(*members):
         asyncio.run(member.exchange())
 
 
+def hours_later(monkeypatch):
+    later = time.monotonic() + 10_000
+    monkeypatch.setattr("training.swarm.averaging.matchmaking.time", SimpleNamespace(monotonic=lambda: later))
+
+
 def complaining(run, count, **options):
     members = [run.member(f"complaining {number}", **options) for number in range(count)]
     for member in members:
@@ -128,8 +132,7 @@ def test_complaints_expire(run, monkeypatch):
     complaining(run, 3)
     listener = run.member("listener")
     exchange(listener)
-    later = time.monotonic() + RECORD_S + 1
-    monkeypatch.setattr("training.swarm.averaging.matchmaking.time", SimpleNamespace(monotonic=lambda: later))
+    hours_later(monkeypatch)
     assert not listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
 
 
@@ -164,6 +167,33 @@ def test_two_receipts_that_contradict_each_other_reach_the_host_which_bans(run):
     assert ban_proven(run.folder / "host") == []  # the host has the last word
     [line] = ban_proven(run.folder / "one")
     assert "should be banned by the run's host" in line
+
+
+def test_a_proven_liar_stays_out_until_the_host_that_banned_it_readmits_it(run, monkeypatch):
+    accuser, member, host = run.member("accuser"), run.member("member"), run.member("host")
+    liar = lying(run, accuser)
+    exchange(accuser, member)
+    hours_later(monkeypatch)
+    member.unreliable.update([liar.peer_id], [])
+    exchange(member)
+    assert member.unreliable.is_avoided(liar.peer_id)
+    for banned in (True, False):
+        change_bans(run.folder / "host", run.key, str(liar.peer_id), banned=banned)
+        host.gate.current_bans(now=True)
+        member.gate.learn_bans(host.gate.bans_statement)
+        exchange(accuser, member)
+    assert not member.unreliable.is_avoided(liar.peer_id)
+
+
+def test_evidence_is_saved_as_soon_as_there_is_room(run, caplog):
+    accuser, host = run.member("accuser"), run.member("host")
+    liar, folder = lying(run, accuser), run.folder / "host" / EVIDENCE
+    folder.write_text("in the way")
+    exchange(accuser, host)
+    assert f"the evidence against {liar.peer_id} was not saved yet" in caplog.text
+    folder.unlink()
+    exchange(host)
+    assert read_evidence(folder / f"{liar.peer_id}.json") == liar.peer_id
 
 
 def test_who_disputes_an_honest_receipt_proves_nothing(run):
