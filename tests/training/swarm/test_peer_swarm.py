@@ -160,7 +160,7 @@ def test_who_cannot_get_the_state_says_how_far_behind_it_is_and_gives_up(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.swarm
-@pytest.mark.parametrize("rank", [pytest.param(0, id="whole gradients"), pytest.param(2, id="PowerSGD")])
+@pytest.mark.parametrize("rank", [0, 2, 1000], ids=["whole gradients", "PowerSGD", "PowerSGD of too high a rank"])
 def test_a_donor_that_brings_nothing_goes_every_step_with_its_only_client(tmp_path, nursery, rank):
     wire = dataclasses.replace(EXACT, power_sgd_rank=rank)
     with Swarm(tmp_path, wire=wire, nursery=nursery, batch_size=48) as swarm:

@@ -181,7 +181,7 @@ class RuleRunner(AllReduceRunner):
         """From reducers that are not trusted, until they are registered."""
         self.receipts: dict[PeerID, Receipt] = {}  # for the latest part of each reducer that is not trusted
         tensors = self.tensor_part_container.local_tensors
-        norm, values = torch.stack([tensor.norm() for tensor in tensors]).norm(), sum(map(torch.numel, tensors))
+        norm, values = torch.tensor([tensor.norm() for tensor in tensors]).norm(), sum(map(torch.numel, tensors))
         self.root_mean_square = float(norm) / math.sqrt(max(1, values))
         self.failed: set[PeerID] = set()  # reducers whose parts this peer replaces with its own
         container = self.tensor_part_container

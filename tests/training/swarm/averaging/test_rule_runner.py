@@ -68,3 +68,14 @@ def test_a_sender_counts_once_however_many_streams_it_opens():
     assert [answer.code for answer in taken] == [averaging_pb2.AVERAGED_PART]
     assert [[answer.code for answer in one] for one in refused] == [[averaging_pb2.PROTOCOL_VIOLATION]] * 2
     assert not runner.banned_senders
+
+
+def test_a_round_without_tensors_ends_at_once():
+    """PowerSGD compresses no matrix where its rank is too high for all of them."""
+    group = GroupInfo(b"group", (HELPER, ANNA), ())
+
+    async def averaged():
+        runner = RuleRunner(HelpersAverager(), group, tensors=[], group_id=b"group", peer_fractions=(1.0, 0.0))
+        return [update async for update in runner], runner.complete_receipts, runner.averaged_weights()
+
+    assert asyncio.run(averaged()) == ([], {}, {})
