@@ -29,6 +29,8 @@ class BranchScales:
     def __init__(self, count: int):
         self.count = count
         self.values = [FIRST] * count
+        self.exhausted = False
+        """Whether a gradient overflowed at the smallest scale at the latest update: it is too large for float16."""
         self._overflow = torch.zeros(count, dtype=torch.bool)
 
     def apply(self, weights: ComputeWeights, branch: int, device: torch.device) -> ComputeWeights:
@@ -44,6 +46,7 @@ class BranchScales:
         """
         overflowed = agreed(self._overflow).tolist()
         self._overflow.zero_()
+        self.exhausted = any(too_large and value == 1 for value, too_large in zip(self.values, overflowed, strict=True))
         for branch, (value, too_large) in enumerate(zip(self.values, overflowed, strict=True)):
             self.values[branch] = max(value / 2, 1.0) if too_large else min(value * GROWTH, LARGEST)
         return not any(overflowed)

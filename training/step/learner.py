@@ -70,13 +70,9 @@ class Learner(GradientComputer):
             norm = norm.full_tensor()
         loss_nats, grad_norm = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # one synchronization
         finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
-        if self.model.scales is not None:
-            before = list(self.model.scales.values)
-            if not self.model.scales.update(self.processes.any_of_each):
-                # A scale already at its minimum: the gradient itself is too large for float16.
-                if any(old == new == 1 for old, new in zip(before, self.model.scales.values, strict=True)):
-                    return Step(loss_nats, math.inf)
-                return Step(loss_nats, grad_norm, rescaled=finite)
+        scales = self.model.scales
+        if scales is not None and not scales.update(self.processes.any_of_each):
+            return Step(loss_nats, math.inf) if scales.exhausted else Step(loss_nats, grad_norm, rescaled=finite)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr

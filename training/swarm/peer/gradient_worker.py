@@ -72,10 +72,12 @@ class StepWorker:
         loss_nats = self.gradients.accumulate_gradient(share, crop)
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         norms = torch.stack([gradient.norm() for gradient in gradients])
-        if self.model.scales is not None and not self.model.scales.update(self.processes.any_of_each):
-            self.rescaled += 1
+        finite = math.isfinite(loss_nats) and bool(torch.isfinite(norms).all())
+        scales = self.model.scales
+        if scales is not None and not scales.update(self.processes.any_of_each):
+            self.rescaled += finite and not scales.exhausted
             return math.nan
-        return float(loss_nats) if torch.isfinite(norms).all() else math.nan
+        return float(loss_nats) if finite else math.nan
 
 
 class GradientWorker(StepWorker):

@@ -1,7 +1,10 @@
 """The samples that one process learns from."""
 
 import dataclasses
+import math
 from itertools import islice
+
+import pytest
 
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.harness import TIMING, make_settings
@@ -24,10 +27,7 @@ def test_peers_drop_other_captions_at_the_same_steps(shards, tmp_path):
 
 def empty_at_steps(settings, folder, identity):
     """The steps at which a peer learns from an empty caption; its batches have one sample."""
-    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    shards = find_shards(settings.swarm.data)
-    memory = dataclasses.replace(settings.recipe.memory, micro_batches=1)
-    worker = GradientWorker(settings, shards, tokenizer, identity=identity, folder=folder, batch_size=1, memory=memory)
+    worker = worker_of(settings, folder, identity)
     empty, accumulate = [], worker.gradients.accumulate_gradient
 
     def remembered(batch, crop=None):
@@ -40,3 +40,28 @@ def empty_at_steps(settings, folder, identity):
             worker.learn_from(batch, step)
             worker.model.zero_grad()
     return empty
+
+
+@pytest.mark.parametrize(
+    ("scale", "weight", "rescaled"), [(2.0**40, 1.0, 1), (1.0, 1e12, 0), (2.0**40, math.nan, 0)], ids=str
+)
+@pytest.mark.parametrize("mode", ["gradients", "diloco"])
+def test_only_an_overflow_that_a_lower_scale_prevents_counts_as_rescaled(
+    shards, tmp_path, mode, scale, weight, rescaled
+):
+    wire = WireSection(mode=mode, inner_steps=2)
+    settings = make_settings(tmp_path, shards, "tiny", wire, TIMING, 1, {"total_steps": STEPS})
+    worker = worker_of(settings, tmp_path, "alice", precision="fp16")
+    worker.model.scales.values[:] = [scale] * worker.model.scales.count
+    worker.model.weigh = lambda text_nats, image_nats: weight * (text_nats + image_nats)
+    with worker.batches() as batches:
+        assert math.isnan(worker.learn_from(next(batches)[0], 1))
+    assert worker.rescaled == rescaled
+
+
+def worker_of(settings, folder, identity, **memory):
+    """A worker whose batches have one sample."""
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    shards = find_shards(settings.swarm.data)
+    plan = dataclasses.replace(settings.recipe.memory, micro_batches=1, **memory)
+    return GradientWorker(settings, shards, tokenizer, identity=identity, folder=folder, batch_size=1, memory=plan)
