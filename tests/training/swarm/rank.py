@@ -16,8 +16,7 @@ from training.data.catalog import find_shards
 from training.swarm.config import read_settings
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
-from training.swarm.peer.gradient_worker import StepWorker
-from training.swarm.peer.rank_worker import follow_orders, open_peer
+from training.swarm.peer.rank_worker import Work, open_peer, run_rank
 from training.swarm.peer.trainer import Peer
 
 
@@ -37,23 +36,24 @@ def main(folder: Path, steps: int) -> None:
     place = folder / "place"
     place.mkdir(exist_ok=True)
     processes = open_peer("cpu")
-    shared = {"batch_size": 4, "processes": processes}
     if processes.first:
         guard_children()
         log_to(folder / "log")
         dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
-        worker = ToldPeer(settings, dht, shards, tokenizer, folder=place, **shared)
+        processes.from_first(Work(folder, 4, settings.recipe.memory))
+        worker = ToldPeer(settings, dht, shards, tokenizer, folder=place, batch_size=4, processes=processes)
         worker.learnt = []
         worker.go()
+        processes.from_first(None)
         told = {"peer": dht.peer_id.to_base58(), "learnt": worker.learnt, "samples": worker.metrics.samples}
         (folder / "rank0.json").write_text(json.dumps(told))
         dht.shutdown()
         groups = parameter_groups(worker.model, 0.0)
         values = torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]])
         np.save(folder / "rank0.npy", values.numpy())
+        processes.close()
     else:
-        follow_orders(StepWorker(settings, **shared))
-    processes.close()
+        run_rank("cpu")
 
 
 if __name__ == "__main__":

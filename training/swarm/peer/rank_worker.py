@@ -19,7 +19,7 @@ from training.swarm.peer.gradient_worker import StepWorker
 
 @dataclass(frozen=True)
 class Work:
-    """What rank 0 tells the others before they start."""
+    """What rank 0 tells the others before it starts a peer."""
 
     folder: Path
     """Holds the run's swarm.toml."""
@@ -46,24 +46,32 @@ def open_peer(device: str) -> Processes:
 
 
 def run_rank(device: str) -> None:
-    processes = open_peer(device)
-    work: Work | None
-    while (work := processes.from_first(None)) is not None:
-        settings = read_settings(work.folder)
-        follow_orders(StepWorker(settings, batch_size=work.batch_size, memory=work.memory, processes=processes))
+    """Compute batches for rank 0 until it sends None."""
+    processes, worker = open_peer(device), None
+    told: Work | Order | None
+    while (told := processes.from_first(None)) is not None:
+        if isinstance(told, Work):
+            leave_signals_to_first()
+            worker = None  # frees its memory
+            settings = read_settings(told.folder)
+            worker = StepWorker(settings, batch_size=told.batch_size, memory=told.memory, processes=processes)
+        else:
+            assert worker is not None
+            follow(worker, told)
     processes.close()
 
 
-def follow_orders(worker: StepWorker) -> None:
-    """Compute batches for rank 0 until it sends no more orders. Only rank 0 handles Ctrl+C and SIGTERM."""
+def leave_signals_to_first() -> None:
+    """Only rank 0 handles Ctrl+C and SIGTERM."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    processes = worker.processes
-    order: Order | None
-    while (order := processes.from_first(None)) is not None:
-        if order.new_weights:
-            processes.copy_from_first(worker.model.parameters())
-        worker.learn_from(Batch(*processes.share(None)), order.step)
-        if not worker.has_inner_steps:
-            worker.model.zero_grad(set_to_none=True)
+
+
+def follow(worker: StepWorker, order: Order) -> None:
+    """Compute this process's share of a batch."""
+    if order.new_weights:
+        worker.processes.copy_from_first(worker.model.parameters())
+    worker.learn_from(Batch(*worker.processes.share(None)), order.step)
+    if not worker.has_inner_steps:
+        worker.model.zero_grad(set_to_none=True)

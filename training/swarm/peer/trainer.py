@@ -37,7 +37,7 @@ class Peer(GradientWorker):
 
     Args:
         options: see GradientWorker; a batch is what this peer computes between two reports to the others. With several
-            processes, this is rank 0, and the others run `follow_orders`.
+            processes, this is rank 0, and the others run `run_rank`.
         on_step: called with the metrics after each batch and each step of the swarm.
     """
 
@@ -193,5 +193,4 @@ class Peer(GradientWorker):
         self.on_step(self, metrics)
 
     def leave(self) -> None:
-        self.processes.from_first(None)
         self.optimizer.shutdown()

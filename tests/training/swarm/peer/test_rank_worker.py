@@ -16,10 +16,12 @@ from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.swarm.harness import TIMING, make_settings
 from training.data.catalog import find_shards
+from training.run.processes import Processes
 from training.swarm.config import WireSection, write_settings
 from training.swarm.optimizer.build import lr_of_epoch, make_lamb
+from training.swarm.peer import rank_worker
 from training.swarm.peer.gradient_worker import GradientWorker
-from training.swarm.peer.rank_worker import open_peer
+from training.swarm.peer.rank_worker import Work, open_peer, run_rank
 
 ROOT = Path(__file__).parents[4]
 BATCH_SIZE, STEPS = 4, 3
@@ -100,6 +102,17 @@ def test_two_processes_of_a_machine_learn_as_one(tmp_path, wire):
     np.testing.assert_allclose(np.load(tmp_path / "rank0.npy"), expected, rtol=0, atol=1e-5)
     assert told["samples"] == 2 * BATCH_SIZE * len(told["learnt"])
     assert {path.name for path in tmp_path.glob("place/cursor*.json")} == {"cursor.json"}
+
+
+def test_the_others_end_with_rank_0_even_where_it_builds_no_peer(tmp_path, monkeypatch):
+    settings = run_folder(tmp_path, WireSection())
+    told = [Work(tmp_path, BATCH_SIZE, settings.recipe.memory), None]
+    processes = Processes()
+    monkeypatch.setattr(Processes, "from_first", lambda self, value: told.pop(0))
+    monkeypatch.setattr(rank_worker, "open_peer", lambda device: processes)
+    monkeypatch.setattr(rank_worker, "leave_signals_to_first", lambda: None)
+    run_rank("cpu")
+    assert not told
 
 
 def test_processes_of_several_machines_are_not_one_peer(monkeypatch):
