@@ -17,8 +17,8 @@ from dalle_lean.words import counted
 from training.commands.options import Code
 
 if TYPE_CHECKING:
-    from training.swarm.peer.join import Volunteer
     from training.swarm.peer.status_line import Download
+    from training.swarm.peer.trainer import Peer
     from training.swarm.preflight.checks import Check
 
 Data = Annotated[str | None, typer.Option(help="The run's shards: folder or URL. [default: the run's]")]
@@ -202,7 +202,7 @@ class LiveLine:
     """The status of a download or of training, updated twice a second; without a terminal, a plain line every 10 s."""
 
     def __init__(self) -> None:
-        self.peer: Volunteer | None = None
+        self.peer: Peer | None = None
         self.download: Download | None = None
         self.began_s = 0.0
         self.printed_s = time.monotonic()
@@ -217,7 +217,7 @@ class LiveLine:
     def render(self) -> Text:
         return Text(self.text(err.width - 1), no_wrap=True, overflow="crop")
 
-    def on_ready(self, peer: "Volunteer") -> None:
+    def on_ready(self, peer: "Peer") -> None:
         self.peer = peer
 
     def on_step(self) -> None:

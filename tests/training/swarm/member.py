@@ -219,7 +219,7 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
         on_notice=lambda notice: diary.tell("notice", text=notice),
     )
     peer.spec, peer.diary = spec, diary
-    peer.watch()
+    peer.observe()
     diary.tell("ready", epoch=peer.optimizer.local_epoch)
     peer.go()
 
@@ -231,7 +231,7 @@ class MeasuredPeer(Peer):
     diary: Diary
     adopted_epoch = -1
 
-    def watch(self) -> None:
+    def observe(self) -> None:
         averager = self.optimizer.state_averager
         adopt = averager.adopt
 

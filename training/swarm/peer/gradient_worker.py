@@ -44,7 +44,15 @@ class StepWorker:
         processes: Processes = ALONE,
     ):
         self.settings, self.batch_size, self.processes = settings, batch_size, processes
-        self.gradients = make_gradients(settings, memory or settings.recipe.memory, batch_size, processes)
+        recipe, memory = settings.recipe, memory or settings.recipe.memory
+        model = build_model(settings).to(processes.device)
+        micro_batch_size = -(-batch_size // memory.micro_batches)
+        if self.has_inner_steps:
+            data = dataclasses.replace(recipe.data, batch_size=micro_batch_size * memory.micro_batches)
+            recipe = dataclasses.replace(recipe, memory=memory, data=data)
+            self.gradients: GradientComputer = Learner(model, recipe, processes)
+        else:
+            self.gradients = GradientComputer(model, memory, micro_batch_size, processes)
         self.rescaled = 0
         """Batches dropped because they overflowed in float16; each one lowers its scales."""
 
@@ -128,18 +136,6 @@ class GradientWorker(StepWorker):
     def order(self) -> dict[str, Any]:
         """What a position depends on. An earlier version may have saved part 0 of 2."""
         return {"run": self.settings.run_id, "identity": self.data.identity, "part": 0, "parts": 1}
-
-
-def make_gradients(
-    settings: SwarmSettings, memory: MemoryRecipe, batch_size: int, processes: Processes = ALONE
-) -> GradientComputer:
-    """A GradientComputer for `batch_size` samples; in "diloco" mode a Learner, which also takes steps."""
-    model = build_model(settings).to(processes.device)
-    micro_batch_size = -(-batch_size // memory.micro_batches)
-    if settings.wire.mode != "diloco":
-        return GradientComputer(model, memory, micro_batch_size, processes)
-    data = dataclasses.replace(settings.recipe.data, batch_size=micro_batch_size * memory.micro_batches)
-    return Learner(model, dataclasses.replace(settings.recipe, memory=memory, data=data), processes)
 
 
 def build_model(settings: SwarmSettings) -> Dalle:

@@ -4,32 +4,26 @@ import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import hivemind
 import torch
-from hivemind.utils import get_dht_time
 
 from dalle_lean.ending import EXIT_CODE
 from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.run.folder import run_folder
 from training.swarm.admission.service import IDENTITY, begin_admission
-from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER
 from training.swarm.network.orphan_reaper import end_children
 from training.swarm.network.run_records import keep_own_records
-from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.observe.publisher import Publisher
-from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.peer.rank_worker import Work, open_peer
-from training.swarm.peer.status_line import PeerStatus
 from training.swarm.peer.trainer import Peer
 from training.swarm.preflight.batch_size import BatchPlan, measure_batch
 from training.swarm.preflight.survey import JoinOptions, Survey, listen_on, ranks_here
@@ -39,49 +33,6 @@ INTERRUPTED_CODE = 130
 ON_STOP_TIMEOUT_S = 1.0
 LEAVE_S = 8.0
 """To leave after SIGTERM: some service managers send SIGKILL after ten seconds."""
-
-
-class Volunteer(Peer):
-    """A peer whose user watches it and may stop it.
-
-    Args:
-        addresses: of helpers, as this machine reaches them.
-    """
-
-    def __init__(
-        self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, addresses: Sequence[str], **options: Any
-    ):
-        super().__init__(settings, dht, *arguments, **options)
-        self.watch = RunWatch(dht, settings, addresses)
-
-    @property
-    def finished(self) -> bool:
-        return self.watch.moved is not None or super().finished
-
-    def leave(self) -> None:
-        """Leave the swarm; Ctrl+C ends the process at once."""
-        signal.signal(signal.SIGINT, lambda *_: self.end_at_once())
-        self.watch.close()
-        super().leave()
-
-    def status(self) -> PeerStatus:
-        """The current status; may be called on any thread."""
-        tracker, settings, own = self.optimizer.tracker, self.settings, self.metrics
-        progress, step = tracker.global_progress, self.optimizer.local_epoch
-        rate = tracker.local_progress.samples_per_second
-        if rate < MIN_TRAINER_SAMPLES_PER_S:  # until the second report
-            rate = own.samples_per_s
-        return PeerStatus(
-            step=step * settings.steps_per_epoch,
-            total_steps=settings.total_steps,
-            samples=progress.samples_accumulated,
-            target=settings.target_batch_size,
-            left_s=max(0.0, progress.eta_next_epoch - get_dht_time()),
-            trainers=max(tracker.trainers, 1 if own.samples else 0),
-            samples_per_s=rate if own.samples else 0.0,
-            own_share=own.samples / max(self.optimizer.swarm_samples + progress.samples_accumulated, own.samples, 1),
-            own=own,
-        )
 
 
 def measure(found: Survey, options: JoinOptions) -> BatchPlan:
@@ -100,7 +51,7 @@ def take_part(
     options: JoinOptions,
     plan: BatchPlan,
     *,
-    on_ready: Callable[[Volunteer], None],
+    on_ready: Callable[[Peer], None],
     on_step: Callable[[], None],
     on_download: Callable[[int, int, str], None],
     on_notice: OnNotice,
@@ -148,7 +99,7 @@ def take_part(
 
         try:
             processes.from_first(Work(found.folder, plan.batch_size, plan.memory))
-            peer = Volunteer(
+            peer = Peer(
                 settings,
                 dht,
                 dataclasses.replace(found.shards, on_notice=on_notice),

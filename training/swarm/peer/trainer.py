@@ -1,8 +1,9 @@
 """A trainer's loop: gradients on its own data, steps with all the others."""
 
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -19,11 +20,14 @@ from training.run.graceful_stop import Interruption, interrupt_deferred, raise_i
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.network.owner_keys import owner_key
+from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.optimizer.build import swarm_optimizer
+from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
 from training.swarm.optimizer.swarm_optimizer import OutOfSync
 from training.swarm.peer.gradient_worker import GradientWorker
 from training.swarm.peer.rank_worker import Order
+from training.swarm.peer.status_line import PeerStatus
 
 VALIDATION_SAMPLES, VALIDATION_SHARDS = 64, 4
 """Read to validate downloaded states while a newcomer waits; fewer shards would be less representative."""
@@ -39,6 +43,7 @@ class Peer(GradientWorker):
         options: see GradientWorker; a batch is what this peer computes between two reports to the others. With several
             processes, this is rank 0, and the others run `run_rank`.
         on_step: called with the metrics after each batch and each step of the swarm.
+        addresses: of helpers, as this machine reaches them; they tell where the run continues.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Peer(GradientWorker):
         on_step: Callable[["Peer", PeerMetrics], None] = lambda *_: None,
         on_download: Callable[[int, int, str], None] = lambda *_: None,
         on_notice: OnNotice = silent,
+        addresses: Sequence[str] = (),
         **options: Any,
     ):
         super().__init__(settings, shards, tokenizer, identity=dht.peer_id.to_base58(), **options)
@@ -72,10 +78,15 @@ class Peer(GradientWorker):
         if len(rows):
             heldout = collate(rows, tokenizer, self.model.config.text_len)
             averager.validate = partial(validate_state, self.gradients, heldout, averager.main_parameters)
+        self.watch = RunWatch(dht, settings, addresses)  # last: its thread must not be forked
 
     @property
     def finished(self) -> bool:
-        return self.optimizer.local_epoch * self.settings.steps_per_epoch >= self.settings.total_steps
+        """Whether the schedule has ended, or the run has moved."""
+        return (
+            self.watch.moved is not None
+            or self.optimizer.local_epoch * self.settings.steps_per_epoch >= self.settings.total_steps
+        )
 
     def go(self) -> None:
         """Train until the schedule ends, Ctrl+C or SIGTERM, then leave cleanly.
@@ -192,5 +203,27 @@ class Peer(GradientWorker):
         metrics.solo_steps, metrics.resyncs = optimizer.solo_steps, optimizer.resyncs
         self.on_step(self, metrics)
 
+    def status(self) -> PeerStatus:
+        """The current status; may be called on any thread."""
+        tracker, settings, own = self.optimizer.tracker, self.settings, self.metrics
+        progress, step = tracker.global_progress, self.optimizer.local_epoch
+        rate = tracker.local_progress.samples_per_second
+        if rate < MIN_TRAINER_SAMPLES_PER_S:  # until the second report
+            rate = own.samples_per_s
+        return PeerStatus(
+            step=step * settings.steps_per_epoch,
+            total_steps=settings.total_steps,
+            samples=progress.samples_accumulated,
+            target=settings.target_batch_size,
+            left_s=max(0.0, progress.eta_next_epoch - get_dht_time()),
+            trainers=max(tracker.trainers, 1 if own.samples else 0),
+            samples_per_s=rate if own.samples else 0.0,
+            own_share=own.samples / max(self.optimizer.swarm_samples + progress.samples_accumulated, own.samples, 1),
+            own=own,
+        )
+
     def leave(self) -> None:
+        """Leave the swarm; Ctrl+C ends the process at once."""
+        signal.signal(signal.SIGINT, lambda *_: self.end_at_once())
+        self.watch.close()
         self.optimizer.shutdown()

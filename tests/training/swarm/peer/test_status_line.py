@@ -10,8 +10,8 @@ from tests.tiny import DALLE_FIELDS
 from training.run.recipe import Recipe
 from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerMetrics
-from training.swarm.peer.join import Volunteer
 from training.swarm.peer.status_line import Download, PeerStatus, clock
+from training.swarm.peer.trainer import Peer
 
 BUSY = PeerStatus(
     step=12345,
@@ -87,7 +87,7 @@ def test_times_are_short(seconds, shown):
 
 @pytest.mark.parametrize(("ema", "shown"), [(1e-20, 8.0), (3.0, 3.0)])
 def test_a_volunteers_speed_and_share_are_of_what_all_gave(ema, shown):
-    volunteer = Volunteer.__new__(Volunteer)
+    volunteer = Peer.__new__(Peer)
     volunteer.settings = SwarmSettings(recipe=Recipe(model=DALLE_FIELDS))
     volunteer.metrics = PeerMetrics(samples=170, samples_per_s=8.0)
     volunteer.optimizer = SimpleNamespace(
