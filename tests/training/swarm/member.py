@@ -147,7 +147,8 @@ def stand_by(spec: dict) -> None:
 
 
 def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
-    """A donor; it writes checkpoints like the run's own donor if `checkpoints` names a folder."""
+    """A donor; it writes checkpoints like the run's own donor if `checkpoints` names a folder, and judges
+    states by their held-out loss if it `judges`."""
     checkpointer = None
     if spec.get("checkpoints"):
 
@@ -158,7 +159,8 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
             diary.tell("checkpoint", saved_step=checkpointer.saved_step, failed=checkpoints.failed)
 
         checkpoints = Checkpoints(Path(spec["checkpoints"]), settings, HostConfig(ports={}), notice)
-        checkpointer = Checkpointer(checkpoints, None, on_change=change)
+        heldout = measured_on(settings, Path(spec["run"])) if spec.get("judges") else None
+        checkpointer = Checkpointer(checkpoints, heldout, on_change=change)
 
     told = [0]
 

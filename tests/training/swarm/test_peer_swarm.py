@@ -9,7 +9,7 @@ import torch
 from dalle_lean.optim.lamb import Lamb
 from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.tokenizer import Tokenizer
-from tests.training.swarm.harness import TIMING, Swarm
+from tests.training.swarm.harness import TIMING, Swarm, wait_for
 from training.data.catalog import find_shards
 from training.data.loader import TrainingData
 from training.run.rates import learning_rate
@@ -172,3 +172,22 @@ def test_a_donor_that_brings_nothing_goes_every_step_with_its_only_client(tmp_pa
             np.testing.assert_allclose(donor.parameters(step), client.parameters(step), rtol=0, atol=1e-5)
         assert np.abs(donor.parameters(3) - donor.parameters(2)).max() > 1e-3
         assert client.last("step")["solo_steps"] == client.last("step")["dropped_tensors"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_a_donor_that_missed_the_last_step_gets_it_from_a_trainer_that_stays(tmp_path, nursery):
+    with Swarm(tmp_path, wire=EXACT, nursery=nursery, batch_size=64, total_steps=3, warmup_steps=1) as swarm:
+        swarm.name_host("donor1")
+        donor = swarm.start("donor", checkpoints=str(tmp_path), judges=True)
+        swarm.addresses.append(donor.last("here")["addresses"][0])
+        trainer = swarm.start("trainer", samples_per_s=16.0)
+        donor.wait_for_step(2)
+        donor.freeze()
+        trainer.wait(
+            lambda: any("staying" in notice["text"] for notice in trainer.events("notice")), 60, "the last step"
+        )
+        donor.thaw()
+        wait_for(lambda: donor.events("left") and trainer.events("left"), 90, "the end of the run")
+        assert any("fetched the state of the last step" in notice["text"] for notice in donor.events("notice"))
+        np.testing.assert_array_equal(donor.parameters(3), trainer.parameters(3))

@@ -109,6 +109,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         # A helper has no weights, so it can jump. After a round it may be one step ahead of all records.
         if self.auxiliary and not 0 <= self.local_epoch - self.tracker.believed_epoch <= 1:
             self.jump_to(int(self.tracker.believed_epoch))
+        if self.auxiliary and self.tracker.believed_epoch >= self.tracker.last_epoch:
+            return None  # nobody looks for a group any more
         if self.was_solo:
             self.refresh_progress()
         loss = super().step(closure, batch_size, grad_scaler)
@@ -163,6 +165,8 @@ class SwarmOptimizer(hivemind.Optimizer):
             if self.scheduled_state is not None:
                 self.scheduled_state.cancel()
                 self.scheduled_state = None
+            if self.local_epoch == self.tracker.last_epoch - 1:  # after the last step there is no next group
+                self.fetch_last_state()
         self.resyncs_in_row = 0
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Any) -> None:
@@ -283,6 +287,19 @@ class SwarmOptimizer(hivemind.Optimizer):
                 judged = "" if signed else "; no donor signed it, only its held-out loss was checked"
                 self.on_notice(f"fetched the state of step {self.local_epoch}{judged}")
                 return
+
+    def fetch_last_state(self) -> None:
+        """A donor that missed the last step takes its state from a trainer that stays for that, if it is valid."""
+        last = self.tracker.last_epoch
+        with self.tracker.pause_updates():
+            try:
+                self.state_averager.load_state_from_peers(self.load_state_timeout, min_epoch=last, max_epoch=last)
+            except StateRefused as refusal:
+                self.on_notice(f"{self.position}, and no state of the last step could be fetched ({refusal})")
+                return
+            self.resyncs += 1
+            self.on_notice("fetched the state of the last step, which this peer missed")
+            self.tracker.update_epoch(last)
 
     def can_ignore_lone_claim(self) -> bool:
         """Ignore lone claims from now on; returns whether the swarm's step is known without them.

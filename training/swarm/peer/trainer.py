@@ -32,6 +32,8 @@ from training.swarm.peer.status_line import PeerStatus
 VALIDATION_SAMPLES, VALIDATION_SHARDS = 64, 4
 """Read to validate downloaded states while a newcomer waits; fewer shards would be less representative."""
 POLL_S = 0.5
+FAREWELL_ROUNDS = 3
+"""How long a trainer stays after the last step, in averaging timeouts: a donor first looks for a group for one."""
 PRESENCE_S = 10.0
 """How long a trainer that waits for others counts as present."""
 
@@ -105,6 +107,7 @@ class Peer(GradientWorker):
                     raise OutOfSync("no peer serves the weights that the run began with; try again later")
                 self.train()
                 interrupted.end()
+                self.wait_for_donors()
         finally:
             self.leave()
 
@@ -140,6 +143,20 @@ class Peer(GradientWorker):
             self.on_notice("waiting for the host, which has the weights that the run begins with")
         while are_missing():
             self.pause()
+
+    def wait_for_donors(self) -> None:
+        """After the last step, stay until a donor has its state: one that missed the step fetches it."""
+        tracker, minutes = self.optimizer.tracker, FAREWELL_ROUNDS * self.settings.timing.averaging_timeout_s / 60
+        deadline = time.monotonic() + 60 * minutes
+
+        def are_behind() -> bool:
+            known = tracker.donor_epoch
+            return self.watch.moved is None and known is not None and known < self.optimizer.local_epoch
+
+        if are_behind() and not self.dht.client_mode:  # a client serves no state
+            self.on_notice(f"the last step is done; staying until the host has it, {minutes:.0f} min at most")
+            while are_behind() and time.monotonic() < deadline:
+                self.pause()
 
     def pause(self) -> None:
         """Wait before polling again; raises KeyboardInterrupt, Terminated or ProcessEnded if this peer should end."""

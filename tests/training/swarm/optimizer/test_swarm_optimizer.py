@@ -8,6 +8,7 @@ from itertools import repeat
 from multiprocessing import Process
 from types import SimpleNamespace
 
+import hivemind
 import pytest
 import torch
 from hivemind.dht.crypto import RSASignatureValidator
@@ -28,7 +29,7 @@ from training.swarm.averaging.state_validation import (
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.owner_keys import owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
-from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
+from training.swarm.optimizer.progress_tracker import DonorTracker, HelperTracker, SwarmTracker
 from training.swarm.optimizer.swarm_optimizer import NoGroup, OutOfSync, ProcessEnded, SwarmOptimizer
 
 DONOR = PeerID(bytes([0x12, 0x20]) + bytes(32))
@@ -143,6 +144,61 @@ def test_a_donor_that_was_away_fetches_the_state_of_the_step_that_it_reported_be
     donor.load_state_from_peers()
     assert donor.local_epoch == 40
     assert donor.state_averager.stale
+
+
+def missed(donor, step, monkeypatch):
+    """Has a donor at this step find no group for the next one."""
+
+    def find_no_group(*_):
+        raise NoGroup
+
+    monkeypatch.setattr(hivemind.Optimizer, "_update_global_epoch", find_no_group)
+    donor.auxiliary, donor.scheduled_state, donor.swarm_samples = False, None, 0
+    donor.target_batch_size = TARGET
+    donor.grad_averager = SimpleNamespace(local_samples_accumulated=0)
+    monkeypatch.setattr(donor.state_averager, "step", lambda **_: None)
+    donor.state_averager.local_epoch = donor.state_averager.weights_epoch = step
+    donor.tracker.local_progress = donor.tracker._get_local_progress(step, 0)
+    said(donor.tracker, record(step + 1))
+    donor._update_global_epoch(None)
+
+
+def test_a_donor_that_missed_the_last_step_takes_its_state_from_a_trainer(donor, monkeypatch):
+    donor.answers = repeat(LAST)
+    missed(donor, LAST - 1, monkeypatch)
+    assert donor.local_epoch == donor.tracker.global_epoch == donor.state_averager.state_epoch == LAST
+    assert donor.state_averager.state_tensors()[0].tolist() == [LAST] * 5
+
+
+@pytest.mark.parametrize("why", ["it has a worse loss", "it is of another step"])
+def test_a_donor_refuses_a_bad_state_of_the_last_step_too(donor, why, monkeypatch):
+    def refuse(_):
+        raise StateRefused(why)
+
+    if why == "it has a worse loss":
+        donor.state_averager.validate = refuse
+    donor.answers = repeat(LAST if why == "it has a worse loss" else LAST - 1)
+    missed(donor, LAST - 1, monkeypatch)
+    assert donor.local_epoch == LAST - 1
+
+
+def test_a_donor_that_missed_another_step_waits_for_the_next_group(donor, monkeypatch):
+    donor.answers = iter(())  # asks nobody
+    missed(donor, LAST - 2, monkeypatch)
+    assert donor.local_epoch == LAST - 2
+
+
+@pytest.mark.parametrize(("donors_at", "steps"), [(LAST, 0), (LAST - 1, 1)])
+def test_a_helper_looks_for_no_group_after_the_last_step(newcomer, monkeypatch, donors_at, steps):
+    dht, taken = newcomer.state_averager.dht, []
+    tracker = HelperTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
+    monkeypatch.setattr(hivemind.Optimizer, "step", lambda *_: taken.append("step"))
+    monkeypatch.setattr(newcomer, "check_processes", lambda: None)
+    newcomer.tracker, newcomer.auxiliary, newcomer.was_solo = tracker, True, False
+    newcomer.opt.failure = None
+    tracker.believed_epoch, newcomer.state_averager.local_epoch = donors_at, LAST
+    newcomer.step()
+    assert len(taken) == steps
 
 
 def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):
