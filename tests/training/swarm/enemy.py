@@ -22,7 +22,7 @@ from training.swarm.averaging import averagers
 from training.swarm.averaging.averagers import RuleRunner
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.receipts import Signer
-from training.swarm.averaging.robust_rules import CentredClipping
+from training.swarm.averaging.robust_rules import RULES, PartReducer, centred_clipping
 from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.averaging.state_validation import tensors_sha256
 
@@ -89,12 +89,11 @@ def disturb(tensor: torch.Tensor, norms: float) -> torch.Tensor:
 
 def return_garbage(is_on: Callable[[], bool]) -> None:
     """Return garbage for the parts that this member reduces."""
-    combine = CentredClipping.combine
 
-    def ruined(self, parts, weights):
-        return -10 * combine(self, parts, weights) if is_on() else combine(self, parts, weights)
+    def ruined(parts, weights):
+        return -10 * centred_clipping(parts, weights) if is_on() else centred_clipping(parts, weights)
 
-    CentredClipping.combine = ruined
+    RULES["centred_clipping"] = partial(PartReducer, combine=ruined)
 
 
 def return_two_averages(is_on: Callable[[], bool], setattr: Callable[[type, str, Any], None] = setattr) -> None:

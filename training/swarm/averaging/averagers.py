@@ -30,7 +30,7 @@ from training.swarm.averaging.complaints import Complaints
 from training.swarm.averaging.group_reports import with_checked_reports
 from training.swarm.averaging.matchmaking import HostFirstKeys, HostFirstLeaders, UnreliablePeers
 from training.swarm.averaging.receipts import Receipt, SignedGroups, Signer, check_statement
-from training.swarm.averaging.robust_rules import REJECT_RADII, FiniteMean
+from training.swarm.averaging.robust_rules import REJECT_RADII, PartReducer, Rule
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.owner_keys import owner_key
@@ -56,7 +56,7 @@ class FilteredAverager(DecentralizedAverager):
     def __init__(
         self,
         *arguments: Any,
-        rule: type[FiniteMean] = FiniteMean,
+        rule: Rule = PartReducer,
         max_weight: float = math.inf,
         host: HostPeers = HostPeers(),
         attestation: Attestation | None = None,
@@ -146,7 +146,7 @@ class RuleRunner(AllReduceRunner):
     and returns anything else is dropped for the round, and this peer keeps its own parts.
     """
 
-    tensor_part_reducer: FiniteMean
+    tensor_part_reducer: PartReducer
 
     def __init__(self, averager: FilteredAverager, group_info: GroupInfo, **options: Any):
         super().__init__(

@@ -2,13 +2,13 @@
 weights. A minority cannot steer the result of the robust ones.
 
 N is the number of senders, n the number of values of a part. The result does not depend on the order of arrival. To add
-a rule, put its class into `RULES` and its name into training.swarm.config.
+a rule, write a function and put it into `RULES`, and its name into training.swarm.config.
 """
 
 import asyncio
 import math
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from functools import partial
 
 import torch
 from hivemind.averaging.partition import TensorPartReducer
@@ -27,15 +27,22 @@ TRIMMED_SHARE = 0.25  # share of the senders that is trimmed at each end
 PRODUCT_COLUMNS = 65_536  # values of each sender converted to float64 at once
 
 
-class FiniteMean(TensorPartReducer):
-    """The mean, weighted by samples, of the parts whose values are finite and at most MAX_MAGNITUDE.
+Combine = Callable[[Tensor, Tensor], Tensor]
+"""Combines parts [N, n], N > 2, with positive weights [N] into [n]."""
 
-    If the total weight is 0, the result is nan, which receivers drop.
+
+class PartReducer(TensorPartReducer):
+    """Reduces the parts whose values are finite and at most MAX_MAGNITUDE: to their mean, weighted by samples, or by
+    `combine`.
+
+    Without `combine`, a running sum. Else it collects each part from all senders, ignores senders with stale weights if
+    others have newer ones, and all others if `preferred` senders are there; of two, it takes the mean. If the total
+    weight is 0, the result is nan, which receivers drop.
 
     Args:
         max_weight: cap on one sender's weight.
         excluded: indices of senders that receive the result but have no weight.
-        preferred: indices of senders; if one is there, rules that see all parts at once ignore all others.
+        preferred: indices of senders.
     """
 
     def __init__(
@@ -43,13 +50,16 @@ class FiniteMean(TensorPartReducer):
         part_shapes: tuple[torch.Size, ...],
         num_senders: int,
         *,
+        combine: Combine | None = None,
         max_weight: float = math.inf,
         excluded: Collection[int] = (),
         preferred: Collection[int] = (),
     ):
-        self.max_weight, self.excluded, self.preferred = max_weight, excluded, preferred
+        self.combine, self.max_weight, self.excluded, self.preferred = combine, max_weight, excluded, preferred
         self.counted_weights = [0.0] * num_senders  # sum of the weights of each sender's valid parts
         self.average = torch.zeros(0)  # the result for the latest part
+        self.received: dict[int, dict[int, tuple[Tensor, float]]] = {}
+        """By part, since some senders are ahead of others, and by sender; only with `combine`."""
         super().__init__(part_shapes, num_senders)
 
     async def accumulate_part(
@@ -64,36 +74,15 @@ class FiniteMean(TensorPartReducer):
         weight = min(weight, self.max_weight)
         if weight > 0:
             self.counted_weights[sender_index] += weight
-            self.take(sender_index, part_index, tensor_part, weight)
+            if self.combine is not None:
+                self.received.setdefault(part_index, {})[sender_index] = (tensor_part, weight)
         # Shielded: all senders wait for one future, which would be cancelled with the first of their tasks.
         added = super().accumulate_part(sender_index, part_index, tensor_part, weight)
         self.average = await asyncio.shield(added)
         return self.average
 
-    def take(self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float) -> None:
-        """Called for each valid part, possibly before all senders have sent the previous ones."""
-
-
-class CollectingRule(FiniteMean):
-    """Collects each part from all senders, then combines them at once; with only two senders, the plain mean.
-
-    Ignores senders with stale weights if others have newer ones, and all others if `preferred` senders are there.
-    """
-
-    def __init__(self, *arguments: Any, **options: Any):
-        self.received: dict[int, dict[int, tuple[Tensor, float]]] = {}
-        """By part, since some senders are ahead of others, and by sender."""
-        super().__init__(*arguments, **options)
-
-    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        """Combine parts [N, n], N > 2, with positive weights [N] into [n]."""
-        raise NotImplementedError
-
-    def take(self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float) -> None:
-        self.received.setdefault(part_index, {})[sender_index] = (tensor_part, weight)
-
     def check_current_part_finished(self) -> None:
-        if self.current_part_accumulated_from == self.num_current_senders:
+        if self.combine is not None and self.current_part_accumulated_from == self.num_current_senders:
             sent = self.received.pop(self.current_part_index, {})
             least = MIN_WEIGHT_SHARE * max((weight for _, weight in sent.values()), default=0.0)
             current = {sender for sender, (_, weight) in sent.items() if weight >= least}
@@ -110,63 +99,53 @@ class CollectingRule(FiniteMean):
         super().check_current_part_finished()
 
 
-class CentredClipping(CollectingRule):
+def centred_clipping(parts: Tensor, weights: Tensor, radius_share: float = 1.0) -> Tensor:
     """Centred clipping (Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", section 4):
     the mean of the parts, each clipped to a radius around the centre.
 
-    The initial centre is the part closest to the others; the radius is the median distance from the centre.
+    The initial centre is the part closest to the others; the radius is `radius_share` of the median distance from the
+    centre.
     """
-
-    radius_share = 1.0
-    """The radius, relative to the median distance."""
-
-    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        centre = parts[pairwise_distances(parts).quantile(0.5, dim=1).argmin()]
-        for _ in range(CLIPPING_ROUNDS):
-            offsets = parts - centre
-            distances = offsets.norm(dim=1)
-            # Zeros count: if most peers agree, the one that lies must not set the radius.
-            radius = self.radius_share * distances.median()
-            shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
-            shares[distances > REJECT_RADII * radius] = 0.0
-            centre = centre + (shares / weights.sum()) @ offsets
-        return centre
+    centre = parts[pairwise_distances(parts).quantile(0.5, dim=1).argmin()]
+    for _ in range(CLIPPING_ROUNDS):
+        offsets = parts - centre
+        distances = offsets.norm(dim=1)
+        # Zeros count: if most peers agree, the one that lies must not set the radius.
+        radius = radius_share * distances.median()
+        shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
+        shares[distances > REJECT_RADII * radius] = 0.0
+        centre = centre + (shares / weights.sum()) @ offsets
+    return centre
 
 
-class TighterClipping(CentredClipping):
-    """For a run that was rolled back because its loss had risen."""
-
-    radius_share = 0.5
-
-
-class TrimmedMean(CollectingRule):
+def trimmed_mean(parts: Tensor, _: Tensor) -> Tensor:
     """Coordinate-wise trimmed mean (Yin et al. 2018, definition 2); ignores the senders' weights."""
-
-    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        trimmed = max(1, int(len(parts) * TRIMMED_SHARE))
-        return parts.sort(dim=0).values[trimmed : len(parts) - trimmed].mean(0)
+    trimmed = max(1, int(len(parts) * TRIMMED_SHARE))
+    return parts.sort(dim=0).values[trimmed : len(parts) - trimmed].mean(0)
 
 
-class Median(CollectingRule):
+def median(parts: Tensor, _: Tensor) -> Tensor:
     """Coordinate-wise median (Yin et al. 2018, definition 1); ignores the senders' weights."""
-
-    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        return parts.quantile(0.5, dim=0)
+    return parts.quantile(0.5, dim=0)
 
 
-RULES: dict[str, type[FiniteMean]] = {
-    "centred_clipping": CentredClipping,
-    "trimmed_mean": TrimmedMean,
-    "median": Median,
-    "mean": FiniteMean,
+Rule = Callable[..., PartReducer]
+"""Creates the reducer of a round."""
+RULES: dict[str, Rule] = {
+    "centred_clipping": partial(PartReducer, combine=centred_clipping),
+    "trimmed_mean": partial(PartReducer, combine=trimmed_mean),
+    "median": partial(PartReducer, combine=median),
+    "mean": PartReducer,
 }
 assert set(RULES) == set(AGGREGATIONS)
+TIGHTER = partial(PartReducer, combine=partial(centred_clipping, radius_share=0.5))
+"""For a run that was rolled back because its loss had risen."""
 
 
-def rule_of(settings: SwarmSettings) -> type[FiniteMean]:
+def rule_of(settings: SwarmSettings) -> Rule:
     """The rule that a run's settings name; tighter after a rollback, which all peers see by the run's name."""
     if settings.wire.aggregation == "centred_clipping" and settings.swarm.rollbacks:
-        return TighterClipping
+        return TIGHTER
     return RULES[settings.wire.aggregation]
 
 

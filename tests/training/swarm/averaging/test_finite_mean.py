@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from training.swarm.averaging.robust_rules import MAX_MAGNITUDE, FiniteMean
+from training.swarm.averaging.robust_rules import MAX_MAGNITUDE, PartReducer
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 
 NAN, INF = math.nan, math.inf
@@ -29,7 +29,7 @@ def reduce(parts, weights, **options):
         ]
 
     async def run():
-        reducer = FiniteMean(tuple(part.shape for part in parts[0]), len(parts), **options)
+        reducer = PartReducer(tuple(part.shape for part in parts[0]), len(parts), **options)
         return await asyncio.gather(*(send(reducer, number) for number in range(len(parts))))
 
     return torch.stack([torch.stack(got) for got in asyncio.run(run())])
@@ -71,7 +71,7 @@ def test_stale_weights_count_for_nothing_beside_others_and_equally_among_themsel
 
 def test_what_a_sender_counted_for_is_kept_part_by_part(parts):
     async def run():
-        reducer = FiniteMean(tuple(part.shape for part in parts[0]), 3, max_weight=3.5, excluded=[1])
+        reducer = PartReducer(tuple(part.shape for part in parts[0]), 3, max_weight=3.5, excluded=[1])
         sent = parts.clone()
         sent[2, 0, 7] = NAN
         await asyncio.gather(
@@ -95,7 +95,7 @@ def test_a_part_that_does_not_fit_costs_its_sender_that_part_and_nobody_waits(wr
     good = torch.arange(8.0)
 
     async def run():
-        reducer = FiniteMean((good.shape,), 2)
+        reducer = PartReducer((good.shape,), 2)
         sent = [reducer.accumulate_part(0, 0, good, 1.0), reducer.accumulate_part(1, 0, wrong, 1.0)]
         return await asyncio.wait_for(asyncio.gather(*sent), 5)
 
@@ -105,7 +105,7 @@ def test_a_part_that_does_not_fit_costs_its_sender_that_part_and_nobody_waits(wr
 
 def test_a_sender_that_hangs_up_while_it_waits_spoils_the_part_of_nobody(parts):
     async def run():
-        reducer = FiniteMean((parts[0, 0].shape,), len(parts))
+        reducer = PartReducer((parts[0, 0].shape,), len(parts))
         sent = [asyncio.create_task(reducer.accumulate_part(number, 0, parts[number, 0])) for number in range(2)]
         await asyncio.sleep(0.01)
         sent[1].cancel()

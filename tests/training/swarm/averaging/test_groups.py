@@ -13,7 +13,7 @@ from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.service import issue_own
 from training.swarm.averaging.averagers import FilteredAverager
 from training.swarm.averaging.complaints import EVIDENCE, read_evidence
-from training.swarm.averaging.robust_rules import FiniteMean
+from training.swarm.averaging.robust_rules import PartReducer
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.dht import open_dht
@@ -26,7 +26,7 @@ TENSORS, SIZE = 12, 1000
 """Enough tensors for each member to reduce some."""
 
 
-class Garbage(FiniteMean):
+class Garbage(PartReducer):
     """An attacker's answers for the parts that it reduces."""
 
     def check_current_part_finished(self):
@@ -44,7 +44,7 @@ def averagers(tmp_path):
     """A helper and listening peers; all values of each are its index; each may have its own rule."""
     nodes, made = [], []
 
-    def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, **judgement):
+    def make(*rules, ghost=None, two_faced=None, enemy=PartReducer, hosted=True, **judgement):
         run_key = SigningKey.load_or_create(tmp_path / "run.key")
         for number in range(1 + len(rules)):
             addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
@@ -100,7 +100,7 @@ def average(averagers, weights):
 
 
 def test_a_peer_that_returns_garbage_for_its_parts_is_given_none(averagers):
-    peers = averagers(FiniteMean, Garbage)
+    peers = averagers(PartReducer, Garbage)
     groups, values = average(peers, (0.0, 1.0, 1.0))
     assert all(set(group) == {peer.peer_id for peer in peers} for group in groups)
     for value in values:
@@ -109,7 +109,7 @@ def test_a_peer_that_returns_garbage_for_its_parts_is_given_none(averagers):
 
 
 def test_an_average_far_from_what_was_sent_is_not_taken_whoever_reduced_it(averagers):
-    peers = averagers(FiniteMean, FiniteMean, max_shift=0.4)
+    peers = averagers(PartReducer, PartReducer, max_shift=0.4)
     _, (_, near, far) = average(peers, (0.0, 1.0, 1.0))
     # The mean is 1.5: its distance is half of the first one's norm, and a quarter of the second one's.
     torch.testing.assert_close(near, torch.ones(TENSORS, SIZE))
@@ -119,7 +119,7 @@ def test_an_average_far_from_what_was_sent_is_not_taken_whoever_reduced_it(avera
 
 @pytest.mark.parametrize(("least_own_weight", "kept"), [(1e-3, False), (STALE_WEIGHT, True)])
 def test_a_peer_with_stale_weights_keeps_them_where_the_average_is_far_away(averagers, least_own_weight, kept):
-    peers = averagers(FiniteMean, FiniteMean, max_shift=0.4, least_own_weight=least_own_weight)
+    peers = averagers(PartReducer, PartReducer, max_shift=0.4, least_own_weight=least_own_weight)
     _, (_, stale, far) = average(peers, (0.0, STALE_WEIGHT, 1.0))
     torch.testing.assert_close(stale, torch.full((TENSORS, SIZE), 1.0 if kept else 2.0), atol=1e-5, rtol=0)
     torch.testing.assert_close(far, torch.full((TENSORS, SIZE), 2.0), atol=1e-5, rtol=0)
@@ -127,7 +127,7 @@ def test_a_peer_with_stale_weights_keeps_them_where_the_average_is_far_away(aver
 
 @pytest.mark.timeout(280)
 def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
-    helper, honest, ghost = averagers(FiniteMean, FiniteMean, ghost=2)
+    helper, honest, ghost = averagers(PartReducer, PartReducer, ghost=2)
     ghost.step(wait=False, timeout=40.0)
     (first, _), _ = average([helper, honest], (0.0, 1.0))
     ghost.step(wait=False, timeout=40.0)  # besides the first one, in which it is still silent
@@ -139,7 +139,7 @@ def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
 
 @pytest.mark.timeout(280)
 def test_a_reducer_that_gives_two_senders_different_averages_proves_it_by_its_own_signature(averagers, tmp_path):
-    enemy, one, other = averagers(FiniteMean, FiniteMean, two_faced=0, hosted=False)
+    enemy, one, other = averagers(PartReducer, PartReducer, two_faced=0, hosted=False)
     _, values = average([enemy, one, other], (1.0, 1.0, 1.0))
     assert (values[1] - values[2]).abs().max() > LIE / 2  # neither notices it alone
     files = [tmp_path / f"folder-{number}" / EVIDENCE / f"{enemy.peer_id}.json" for number in (1, 2)]
@@ -152,7 +152,7 @@ def test_a_reducer_that_gives_two_senders_different_averages_proves_it_by_its_ow
 
 @pytest.mark.timeout(280)
 def test_without_a_host_what_an_enemy_reduces_is_ignored_and_the_round_ends(averagers):
-    enemy, one, other = peers = averagers(FiniteMean, FiniteMean, enemy=Garbage, hosted=False)
+    enemy, one, other = peers = averagers(PartReducer, PartReducer, enemy=Garbage, hosted=False)
     groups, values = average(peers, (1.0, 1.0, 1.0))
     assert all(set(group) == {peer.peer_id for peer in peers} for group in groups)
     assert enemy.dropped_tensors == 0
@@ -163,7 +163,7 @@ def test_without_a_host_what_an_enemy_reduces_is_ignored_and_the_round_ends(aver
 
 @pytest.mark.timeout(280)
 def test_an_honest_round_without_a_host_leaves_no_evidence(averagers, tmp_path):
-    peers = averagers(FiniteMean, FiniteMean, hosted=False)
+    peers = averagers(PartReducer, PartReducer, hosted=False)
     for _ in "ab":
         groups, _ = average(peers, (1.0, 1.0, 1.0))
         assert all(set(group) == {peer.peer_id for peer in peers} for group in groups)

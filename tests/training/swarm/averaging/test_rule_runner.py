@@ -13,7 +13,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
 
 from training.swarm.averaging.averagers import RuleRunner
-from training.swarm.averaging.robust_rules import FiniteMean
+from training.swarm.averaging.robust_rules import PartReducer
 from training.swarm.host_peers import HostPeers
 
 HELPER, ANNA, ENEMY = (PeerID(bytes([n]) * 34) for n in (1, 2, 3))
@@ -36,7 +36,7 @@ class HelpersAverager(ServicerBase):
     """What a RuleRunner asks of its averager."""
 
     _p2p = SimpleNamespace(peer_id=HELPER)
-    prefix, rule, host = "test", FiniteMean, HostPeers(helpers=frozenset({HELPER}))
+    prefix, rule, host = "test", PartReducer, HostPeers(helpers=frozenset({HELPER}))
     max_weight, max_shift, least_own_weight = math.inf, math.inf, 1e-3
     preferred: frozenset[PeerID] = frozenset()
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training.swarm.host.test_checkpointer import make_checkpointer
-from training.swarm.averaging.robust_rules import RULES, TighterClipping, rule_of
+from training.swarm.averaging.robust_rules import RULES, TIGHTER, rule_of
 from training.swarm.config import read_settings
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpointer import MAX_ROLLBACKS, MEASURED, LossGuard
@@ -122,5 +122,5 @@ def test_clipping_is_tighter_after_a_rollback_and_other_rules_stay(settings):
         return rule_of(dataclasses.replace(settings, wire=wire, swarm=swarm))
 
     assert rule("emoji", "centred_clipping") is RULES["centred_clipping"]
-    assert rule("emoji-back1", "centred_clipping") is TighterClipping
+    assert rule("emoji-back1", "centred_clipping") is TIGHTER
     assert rule("emoji-back1", "median") is RULES["median"]
