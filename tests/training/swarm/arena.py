@@ -80,7 +80,7 @@ def fight(
             swarm.start("trainer", f"enemy{number + 1}", wait=False, **enemy)
         began_at = swarm.wait_for_common_step(trainers, FIRST_STEP, 120 + 20 * (honest + enemies))
         for _ in range(claims):
-            stranger = open_dht(swarm.addresses, client_mode=True)
+            stranger = open_dht(swarm.addresses, client_mode=True, reads_all=True)
             stack.callback(stranger.shutdown)
             forge_progress(stranger, swarm.settings.run_id, swarm.settings.last_epoch)
         before = [member.memory_bytes for member in (helper, *trainers)]

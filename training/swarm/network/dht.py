@@ -14,6 +14,7 @@ from typing import Any
 
 import hivemind
 import torch
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from dalle_lean.errors import UserError
@@ -21,7 +22,7 @@ from training.swarm.admission.gate import Gate
 from training.swarm.network.addresses import peer_of
 from training.swarm.network.node import Node
 from training.swarm.network.orphan_reaper import guard_children
-from training.swarm.network.owner_keys import IdentityKey, IdentitySigner
+from training.swarm.network.owner_keys import IdentityKey
 from training.swarm.network.reconnect import reconnect_lost_peers
 from training.swarm.observe.log import BoundedFileHandler
 
@@ -42,6 +43,7 @@ def open_dht(
     identity: Path | None = None,
     gate: Gate | None = None,
     must_bootstrap: bool = True,
+    reads_all: bool = False,
 ) -> hivemind.DHT:
     """Start a DHT node, which signs its records with the key of its identity, its attribute `private_key`.
 
@@ -54,6 +56,7 @@ def open_dht(
         gate: for a run with a key, which admits only peers with a pass.
         must_bootstrap: raise ValueError unless the node joins the DHT. A newcomer without a pass cannot, and only calls
             helpers.
+        reads_all: sign and check no records. Else a node leaves out all of another's answer if one record is forged.
 
     Raises ValueError if none of `addresses` answers or the port is taken.
     """
@@ -96,7 +99,8 @@ def open_dht(
                 raise UserError(f"cannot join the swarm through {where}: {reason}") from None
             raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
         dht.private_key = IdentityKey(identity)
-    dht.add_validators([IdentitySigner(dht.private_key)])
+    if not reads_all:
+        dht.add_validators([RSASignatureValidator(dht.private_key)])  # before any other: a node signs with its first
     dht.run_coroutine(partial(reconnect_lost_peers, named=set(map(peer_of, addresses))))
     return dht
 

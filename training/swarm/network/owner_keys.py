@@ -9,7 +9,6 @@ import hivemind
 import multihash
 from cryptography.hazmat.primitives import hashes, serialization
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
@@ -23,29 +22,6 @@ class IdentityKey(RSAPrivateKey):
     def __init__(self, identity: Path):
         saved = crypto_pb2.PrivateKey.FromString(identity.read_bytes())
         self._private_key = serialization.load_der_private_key(saved.data, password=None)
-
-
-class IdentitySigner(RecordValidatorBase):
-    """Signs records whose subkey is this node's identity key.
-
-    A node keeps only one RSASignatureValidator of hivemind's, which may sign with another key.
-    """
-
-    def __init__(self, key: RSAPrivateKey):
-        self.inner = RSASignatureValidator(key)
-
-    @property
-    def priority(self) -> int:
-        return int(self.inner.priority) + 1
-
-    def sign_value(self, record: DHTRecord) -> bytes:
-        if self.inner.strip_value(record) != record.value:
-            return record.value  # the node's own validator has signed it with the same key
-        signed: bytes = self.inner.sign_value(record)
-        return signed
-
-    def validate(self, record: DHTRecord) -> bool:
-        return True
 
 
 def owner_key(dht: hivemind.DHT) -> bytes:

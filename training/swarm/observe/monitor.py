@@ -106,7 +106,7 @@ class Monitor:
         key_file = None if run_dir is None else run_key_file(run_dir)
         self.run_key_file = key_file if key_file is not None and key_file.exists() else None
         on_connect(f"connecting to {', '.join(self.addresses)}, up to {CONNECT_TIMEOUT_S:.0f} s ...")
-        self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
+        self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False, reads_all=True)
         self.pace, self.silent_polls = StepPace(), 0
         self.credits: dict[str, Credit] = {}  # by peer id, from the latest `fetch_credits`
         self.credits_due_s = 0.0
@@ -137,7 +137,7 @@ class Monitor:
 
     def open_node(self) -> hivemind.DHT:
         """A node in client mode; ValueError if no helper answers."""
-        dht = open_dht(self.addresses, client_mode=True, identity=self.identity, gate=self.gate)
+        dht = open_dht(self.addresses, client_mode=True, identity=self.identity, gate=self.gate, reads_all=True)
         if self.gate is not None:
             begin_admission(dht, self.addresses, run_key_file=self.run_key_file)
         return dht

@@ -11,13 +11,14 @@ import pytest
 
 pytest.importorskip("hivemind")
 
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord
 from hivemind.utils import get_dht_time
 
 from training.swarm.network.dht import open_dht
-from training.swarm.network.owner_keys import IdentityKey, IdentitySigner, owner_peer
+from training.swarm.network.owner_keys import IdentityKey, owner_peer
 from training.swarm.observe.peer_metrics import (
     EXPIRATION_S,
     PeerMetrics,
@@ -51,9 +52,8 @@ def nodes(tmp_path):
 
         def open_node(name, *, client_mode=False, protected=True):
             addresses = [str(opened[0].get_visible_maddrs()[0])] if opened else []
-            node = open_dht(
-                addresses, client_mode=client_mode, listen=["/ip4/127.0.0.1/tcp/0"], identity=tmp_path / name
-            )
+            options = {"listen": ["/ip4/127.0.0.1/tcp/0"], "identity": tmp_path / name, "reads_all": not protected}
+            node = open_dht(addresses, client_mode=client_mode, **options)
             stack.callback(node.shutdown)
             opened.append(node)
             if protected:
@@ -181,13 +181,13 @@ def signer(tmp_path_factory):
 
     identity = tmp_path_factory.mktemp("identity") / "id"
     P2P.generate_identity(str(identity))
-    return IdentitySigner(IdentityKey(identity))
+    return RSASignatureValidator(IdentityKey(identity))
 
 
 def is_believed(signer, content, subkey=None):
     """Whether a record with this content, signed by its owner, passes."""
     serialize = DHTProtocol.serializer.dumps
-    subkey = signer.inner.local_public_key if subkey is None else subkey
+    subkey = signer.local_public_key if subkey is None else subkey
     key = DHTID.generate(source=metrics_key(RUN)).to_bytes()
     record = DHTRecord(key, serialize(subkey), serialize(content), get_dht_time() + EXPIRATION_S)
     signed = DHTRecord(record.key, record.subkey, signer.sign_value(record), record.expiration_time)
@@ -231,8 +231,8 @@ def test_a_record_with_a_field_too_many_or_too_few_is_refused(signer):
 
 
 def test_one_owner_has_one_record(signer):
-    assert not is_believed(signer, CONTENT, subkey=b"second " + signer.inner.local_public_key)
-    assert owner_peer(b"second " + signer.inner.local_public_key) is None
+    assert not is_believed(signer, CONTENT, subkey=b"second " + signer.local_public_key)
+    assert owner_peer(b"second " + signer.local_public_key) is None
 
 
 def test_the_record_of_a_contribution_is_whole():
