@@ -24,7 +24,7 @@ from hivemind.proto import runtime_pb2
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import write_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
-from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings
+from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings, write_settings
 from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
@@ -49,13 +49,11 @@ class RunFiles:
     """The files of a run that a newcomer needs."""
 
     settings: SwarmSettings
-    settings_text: str
-    """swarm.toml as it was sent."""
     tokenizer: bytes
     """tokenizer.json."""
 
     def write(self, folder: Path) -> None:
-        write_bytes(folder / SWARM_TOML, self.settings_text.encode())
+        write_settings(folder / SWARM_TOML, self.settings)
         write_bytes(folder / TOKENIZER, self.tokenizer)
 
 
@@ -67,20 +65,17 @@ class BootstrapService(ServicerBase):
         self.dials = asyncio.Semaphore(MAX_DIALS)
 
     async def rpc_read(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """A chunk of the file `uid` from byte `metadata`; empty beyond its end."""
-        start = json.loads(request.metadata)
-        if request.uid not in self.files or type(start) is not int or start < 0:
-            raise ValueError(f"no file {request.uid[:40]!r} from byte {start}")
-        return runtime_pb2.ExpertResponse(metadata=self.files[request.uid][start : start + CHUNK_BYTES])
-
-    async def rpc_read_public(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """A chunk of the public file `uid` from byte `metadata`; empty beyond its end."""
-        start = json.loads(request.metadata) or 0
+        """A chunk of the file `uid`, of the run or public, from byte `metadata`; empty beyond its end."""
+        name, start = request.uid, json.loads(request.metadata) or 0
         if type(start) is not int or start < 0:
             raise ValueError(f"no byte {str(start)[:40]}")
-        if not PUBLIC_NAME.fullmatch(request.uid) or not (self.public / request.uid).is_file():
-            raise ValueError(f"no public file {request.uid[:40]!r}")
-        return runtime_pb2.ExpertResponse(metadata=read_chunk(self.public / request.uid, start))
+        if name in self.files:
+            return runtime_pb2.ExpertResponse(metadata=self.files[name][start : start + CHUNK_BYTES])
+        if not PUBLIC_NAME.fullmatch(name) or not (self.public / name).is_file():
+            raise ValueError(f"no file {name[:40]!r}")
+        return runtime_pb2.ExpertResponse(metadata=read_chunk(self.public / name, start))
+
+    rpc_read_public = rpc_read
 
     async def rpc_time(self, _request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
         """Seconds since 1970."""
@@ -152,24 +147,20 @@ def fetch_run(dht: hivemind.DHT, address: str) -> RunFiles:
         Unanswered: no answer in time, or one that is too large or malformed.
         ValueError: a swarm.toml that this version cannot read.
     """
-    text = fetch_settings_text(dht, address)
-    settings = parse_settings(text, f"the swarm.toml of {address}")
+    settings = fetch_settings(dht, address)
     tokenizer = read_file(dht, address, TOKENIZER)
     if hashlib.sha256(tokenizer).hexdigest() != settings.swarm.tokenizer_fingerprint:
         raise Unanswered(f"{address} sent another tokenizer.json than its swarm.toml names")
-    return RunFiles(settings, text, tokenizer)
+    return RunFiles(settings, tokenizer)
 
 
 def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
     """The run's current settings: after a rollback, a run continues under another run id."""
-    return parse_settings(fetch_settings_text(dht, address), f"the swarm.toml of {address}")
-
-
-def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
     try:
-        return read_file(dht, address, SWARM_TOML).decode()
+        text = read_file(dht, address, SWARM_TOML).decode()
     except UnicodeDecodeError:
         raise Unanswered(f"{address} sent a swarm.toml that is not UTF-8") from None
+    return parse_settings(text, f"the swarm.toml of {address}")
 
 
 def remote_time(dht: hivemind.DHT, address: str) -> float:
