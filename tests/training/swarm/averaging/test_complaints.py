@@ -179,7 +179,7 @@ def test_a_proven_liar_stays_out_until_the_host_that_banned_it_readmits_it(run, 
     assert member.unreliable.is_avoided(liar.peer_id)
     for banned in (True, False):
         change_bans(run.folder / "host", run.key, str(liar.peer_id), banned=banned)
-        host.gate.current_bans(now=True)
+        host.gate.current_bans()
         member.gate.learn_bans(host.gate.bans_statement)
         exchange(accuser, member)
     assert not member.unreliable.is_avoided(liar.peer_id)
