@@ -26,13 +26,13 @@ LANES = 64
 """Independent partial sums, which the compiler can vectorize without reordering them."""
 
 
-@compiled(nogil=True)
+@compiled()
 def decode(codes, scale, values, out):
     for i in range(len(codes)):
         out[i] = values[codes[i]] * scale
 
 
-@compiled(nogil=True)
+@compiled()
 def encode(numbers, scale, nearest, codes):
     """Codes by the upper 16 bits of number / scale, rounded; a scale of zero gives zeros."""
     inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
@@ -41,7 +41,7 @@ def encode(numbers, scale, nearest, codes):
         codes[i] = nearest[(bits + np.uint32(0x8000)) >> np.uint32(16)]
 
 
-@compiled(nogil=True)
+@compiled()
 def square_sum(numbers):
     """The sum of squares, in float32, by LANES partial sums."""
     sums = np.zeros(LANES, np.float32)
@@ -54,7 +54,7 @@ def square_sum(numbers):
     return sums.sum()
 
 
-@compiled(nogil=True)
+@compiled()
 def measure_block(weight, gradient, mean, square, rule):
     """(sum of weight squared, sum of update squared, new largest |mean|, new largest square) of a block.
 
@@ -72,7 +72,7 @@ def measure_block(weight, gradient, mean, square, rule):
     return square_sum(weight), square_sum(mean), largest[0], largest[1]
 
 
-@compiled(nogil=True)
+@compiled()
 def move_block(weight, gradient, mean, square, rule, step_size):
     """Update a block's weight, mean and square in place."""
     beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
@@ -85,7 +85,7 @@ def move_block(weight, gradient, mean, square, rule, step_size):
         weight[i] -= step_size * update
 
 
-@compiled(nogil=True)
+@compiled()
 def measure_span(first, last, block_size, weight, gradient, averages, maps, measured, rule):
     """Fill rows `first` to `last` of `measured` [blocks, 4] with the results of `measure_block`."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
@@ -100,7 +100,7 @@ def measure_span(first, last, block_size, weight, gradient, averages, maps, meas
             measured[b, i] = block[i]
 
 
-@compiled(nogil=True)
+@compiled()
 def move_span(first, last, block_size, weight, gradient, averages, maps, scales, rule, step_size):
     """Update blocks `first` to `last`; `scales` [2, blocks] are the new ones."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)

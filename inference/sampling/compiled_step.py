@@ -1,99 +1,156 @@
 """A decoding step on the CPU with the kernels of `kernels.py` between its products: three where torch needs twenty
-operations. `KVCache.step` is the same in plain torch.
+operations. It is `PlainStep` up to rounding; attention is float32 in every precision.
 
-R pictures, C codebook, D hidden size, H heads, d head size, N prompts, P text positions, I codes in a picture.
+R pictures (rows), N prompts, r rows of a prompt, H heads, d head size, P text positions, I codes in a picture, D hidden
+size, C codebook.
 """
 
 import importlib
+import os
 import warnings
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inference.sampling.packed_decoder import BranchWeights, LayerWeights, normalise
+from inference.sampling.kv_layout import window_of
+from inference.sampling.packed_decoder import BranchWeights, LayerWeights, PackedDecoder, normalise
+from inference.sampling.plain_step import load_inputs
+from inference.sampling.prefill import Prompts
 
-if TYPE_CHECKING:
-    from inference.sampling.kv_cache import KVCache
+forked = False
+if hasattr(os, "register_at_fork"):
+
+    def note_fork() -> None:
+        """GNU OpenMP ends a process that uses it after its parent has used it."""
+        global forked
+        forked = kernels.cache_info().currsize > 0
+
+    os.register_at_fork(after_in_child=note_fork)
 
 
 @cache
 def kernels() -> ModuleType | None:
     """The compiled kernels; None without numba, and with a warning if numba is installed but does not work."""
+    threads = torch.get_num_threads()
     try:
         module = importlib.import_module("inference.sampling.kernels")
-        module.geglu(np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32))
+        module.check()
     except ModuleNotFoundError:
         return None
-    except (ImportError, ValueError) as error:
-        warnings.warn(f"numba cannot be used, drawing on the CPU will be slower: {error}", stacklevel=2)
+    except Exception as error:  # numba raises many kinds, also for a full disk
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"numba cannot be used, drawing on the CPU will be slower: {reason}", stacklevel=2)
         return None
+    finally:  # numba's OpenMP is torch's, and numba sets its number of threads to that of the cores
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
     return module
 
 
-def compiled_step(cache: "KVCache") -> "CompiledStep | None":
-    """None where the kernels cannot be used."""
-    decoder = cache.decoder
-    if decoder.device.type != "cpu" or not decoder.compiled or cache.config.head_size % 2:
-        return None
-    module = kernels()
-    return CompiledStep(cache, module) if module else None
+def kernels_for(decoder: PackedDecoder) -> ModuleType | None:
+    """The kernels, if they can take this decoder's steps."""
+    fits = decoder.compiled and decoder.device.type == "cpu" and decoder.config.head_size % 2 == 0
+    return kernels() if fits and not forked else None
 
 
 class CompiledStep:
-    """`KVCache.step` for one cache."""
+    """Reads codes and keeps their keys, values and shifted inputs. All buffers are allocated once."""
 
-    def __init__(self, cache: "KVCache", kernels: ModuleType):
-        self.decoder, self.windows, self.kernels = cache.decoder, cache.windows, kernels
-        decoder, config = cache.decoder, cache.config
-        hidden = torch.empty(cache.batch, config.hidden_size, dtype=decoder.dtype)
-        self.hidden, self.hidden_array = hidden, array(hidden)
-        self.merged, self.merged_array = cache.merged, array(cache.merged)
+    def __init__(self, kernels: ModuleType, decoder: PackedDecoder, prompts: Prompts, batch: int):
+        """`batch` rows, an equal number for each prompt."""
+        self.kernels, self.decoder, self.config = kernels, decoder, decoder.config
+        config, dtype, heads = decoder.config, decoder.dtype, decoder.config.num_heads
+        self.windows = {kind: window_of(config, kind) for kind in config.layer_kinds}
+        windows = [self.windows[kind] for kind in config.layer_kinds]
+        grid = (heads, prompts.count, batch // prompts.count)
+        self.keys = [torch.zeros(*grid, config.head_size, *window.grid, dtype=dtype) for window in windows]
+        self.values = [torch.zeros(*grid, *window.grid, config.head_size, dtype=dtype) for window in windows]
+        channels = config.hidden_size // 2 if config.token_shift else 0
+        self.inputs = torch.zeros(2 * config.num_layers, config.image_side, batch, channels)
+        # A branch's input, attention's output, and the activation between the feed-forward's products.
+        self.hidden = torch.zeros(batch, config.hidden_size, dtype=dtype)
+        self.merged = torch.zeros(batch, heads * config.head_size, dtype=dtype)
+        self.activated = torch.zeros(batch, config.ffn_multiplier * config.hidden_size, dtype=dtype)
         self.has_geglu = config.ffn_gated and config.ffn_activation == "gelu"
-        self.activated = torch.empty(cache.batch, config.ffn_multiplier * config.hidden_size, dtype=decoder.dtype)
-        self.activated_array = array(self.activated)
-        self.nothing, self.inputs = torch.zeros_like(hidden), array(cache.inputs)
-        self.biases = {kind: array(bias) for kind, bias in decoder.score_biases.items()}
+        self.nothing = torch.zeros_like(self.hidden, dtype=torch.float32 if config.sandwich_norm else dtype)
+
+        # The same as NumPy arrays, made once: a step takes hundreds.
+        self.hidden_array, self.merged_array = array(self.hidden), array(self.merged)
+        self.activated_array, self.inputs_array = array(self.activated), array(self.inputs)
+        branches = [branch for layer in decoder.layers for branch in (layer.attention, layer.feed_forward)]
+        self.scales = [array(branch.scale) for branch in branches]
+        norms = [branch.norm for branch in branches]
+        self.norms = [(array(weight), array(bias), np.float32(eps)) for weight, bias, eps in norms]
+        self.biases = {kind: array(bias) for kind, bias in decoder.score_biases.items()}  # [I, n]
         factors = decoder.rotations.expand(-1, -1, config.head_size // 2).to(torch.complex64)
-        self.rotations = array(torch.view_as_real(factors).flatten(2))
-        self.keys = [array(keys.view(-1, keys.shape[4] * keys.shape[5])) for keys in cache.keys]
-        self.values = [array(values.view(-1, config.head_size)) for values in cache.values]
-        texts = cache.prompts.text_kv
-        self.text_keys = [array(keys.transpose(2, 3).flatten(0, 2).contiguous()) for keys, _ in texts]
-        self.text_values = [array(values.flatten(0, 2)) for _, values in texts]
-        self.prompts = cache.prompts.count
+        self.rotations = array(torch.view_as_real(factors).flatten(2))  # [I, 3, d]
+        self.load(prompts)
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All that is held for the codes read, and the prompts' transposed keys."""
+        return [*self.keys, *self.values, self.inputs, *self.text_keys]
+
+    def restart(self, prompts: Prompts) -> None:
+        """Start again from other prompts, as many as before, in the same buffers."""
+        for buffer in (*self.keys, *self.values, self.inputs):
+            buffer.zero_()
+        self.load(prompts)
+
+    def load(self, prompts: Prompts) -> None:
+        """Take the prompts' keys and values, and write the codes given with them."""
+        self.prompts, side = prompts, self.config.image_side
+        self.text_keys = [keys.transpose(2, 3).contiguous() for keys, _ in prompts.text_kv]  # [H, N, d, P]
+        for index, code_kv in enumerate(prompts.code_kv):
+            window = self.windows[self.config.layer_kinds[index]]
+            for first in range(0, prompts.num_codes, side):
+                keys, values = code_kv[:, :, :, first : first + side].unsqueeze(3)  # [H, N, 1, columns, d]
+                columns, slot = slice(window.left, window.left + keys.shape[3]), first // side % window.rows
+                self.keys[index][:, :, :, :, columns, slot] = keys.transpose(3, 4)
+                self.values[index][:, :, :, columns, slot] = values
+        load_inputs(self.inputs, prompts)
+        self.layer_arrays = [
+            (
+                array(keys.flatten(4).flatten(0, 3)),
+                array(values.flatten(0, 4)),
+                array(text_keys.flatten(0, 2)),
+                array(text_values.flatten(0, 2)),
+            )
+            for keys, values, text_keys, (_, text_values) in zip(
+                self.keys, self.values, self.text_keys, prompts.text_kv, strict=True
+            )
+        ]
 
     def __call__(self, codes: Tensor, column: int, row: int, place: Tensor) -> Tensor:
-        decoder, kernels = self.decoder, self.kernels
-        config = decoder.config
-        kernels.use_threads(torch.get_num_threads())
+        """Read the codes [R] at `place` [1] -> float32 logits [R, C] of the codes after them."""
+        decoder, count, place_index = self.decoder, self.prompts.count, row * self.config.image_side + column
+        self.kernels.use_threads(min(torch.get_num_threads(), len(codes)))
         a, b = decoder.streams(decoder.embed(codes, place))
-        rotation = self.rotations[row * config.image_side + column]
-        delta, scale = self.nothing, decoder.layers[0].attention.scale
+        rotation = self.rotations[place_index]
+        seen = {kind: seen_cells(bias[place_index]) for kind, bias in self.biases.items()}
+        delta = self.nothing
         for index, layer in enumerate(decoder.layers):
-            window, bias = self.windows[layer.kind], self.biases[layer.kind][row * config.image_side + column]
+            window, (masked, bias) = self.windows[layer.kind], seen[layer.kind]
             first, cell = window.first(column) * window.rows, (window.left + column) * window.rows + row % window.rows
-            self._prepare(b, delta, scale, layer.attention, 2 * index, column)
-            cells = self.keys[index], self.values[index], bias, first, cell
-            texts = self.text_keys[index], self.text_values[index]
-            kernels.attend(array(layer.qkv(self.hidden)), rotation, *cells, *texts, self.prompts, self.merged_array)
+            self._prepare(b, delta, 2 * index, column)
+            qkv, (keys, values, *texts) = array(layer.qkv(self.hidden)), self.layer_arrays[index]
+            cells = keys, values, bias, first + masked, cell
+            self.kernels.attend(qkv, rotation, *cells, *texts, count, self.merged_array)
             delta = normalised(layer.attention, layer.out(self.merged))
-            self._prepare(a, delta, layer.attention.scale, layer.feed_forward, 2 * index + 1, column)
-            delta, scale = normalised(layer.feed_forward, self._feed(layer)), layer.feed_forward.scale
-        b.addcmul_(delta.float(), scale)
+            self._prepare(a, delta, 2 * index + 1, column)
+            delta = normalised(layer.feed_forward, self._feed(layer))
+        b.addcmul_(delta.float(), decoder.layers[-1].feed_forward.scale)
         return decoder.logits(a, b)
 
-    def _prepare(
-        self, stream: Tensor, delta: Tensor, scale: Tensor, weights: BranchWeights, branch: int, column: int
-    ) -> None:
-        """Add a branch's output to its stream, and fill `hidden` with the next branch's input."""
-        weight, bias, eps = weights.norm
-        added = array(stream), array(delta), array(scale)
-        norm = array(weight), array(bias), np.float32(eps)
-        self.kernels.add_and_prepare(*added, *norm, self.inputs, branch, column, self.hidden_array)
+    def _prepare(self, stream: Tensor, delta: Tensor, branch: int, column: int) -> None:
+        """Add the previous branch's output to its stream, and fill `hidden` with this branch's input."""
+        added = array(stream), array(delta), self.scales[branch - 1]
+        shifted = self.inputs_array, branch, column
+        self.kernels.add_and_prepare(*added, *self.norms[branch], *shifted, self.hidden_array)
 
     def _feed(self, layer: LayerWeights) -> Tensor:
         """The feed-forward's inner module of `hidden`."""
@@ -102,6 +159,12 @@ class CompiledStep:
             return layer.down(layer.activate(up))
         self.kernels.geglu(array(up), self.activated_array)
         return layer.down(self.activated)
+
+
+def seen_cells(bias: Any) -> tuple[int, Any]:
+    """How many cells are masked before the first that a code sees, and the biases from there to the last."""
+    seen = np.flatnonzero(bias == 0)
+    return int(seen[0]), bias[seen[0] : seen[-1] + 1]
 
 
 def normalised(weights: BranchWeights, out: Tensor) -> Tensor:

@@ -7,17 +7,27 @@ R pictures, D hidden size, H heads, d head size, N prompts, r rows of a prompt, 
 """
 
 import math
+import os
 
 import numpy as np
-from numba import config, prange, set_num_threads, types
+from numba import config, prange, set_num_threads, threading_layer, types
 from numba.extending import overload
 
 from dalle_lean.compiled import compiled
 
-config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]  # OpenMP, as torch; ValueError without it
+if "NUMBA_THREADING_LAYER" not in os.environ:
+    config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
 
 LANES = 16
 """Independent partial sums, which the compiler can vectorize without reordering them."""
+
+
+def check() -> None:
+    """Start numba's threads; ValueError if they cannot serve several of this program's threads at once."""
+    use_threads(1)
+    geglu(np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32))
+    if threading_layer() == "workqueue":
+        raise ValueError("it found neither OpenMP nor TBB")
 
 
 def use_threads(count: int) -> None:
@@ -49,7 +59,8 @@ def _narrowed(number, out):
     return bits_of_bfloat16 if isinstance(out.dtype, types.Integer) else lambda number, out: number
 
 
-# No loop slices an array that threads share: they would contend for its count of references.
+# No loop slices an array that threads share: they would contend for its count of references. Indices that the compiler
+# cannot know to be positive are made unsigned: a check for negative ones would keep the loop from being vectorized.
 
 
 @compiled(parallel=True)
@@ -97,8 +108,8 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
     head_size, num_cells, num_text = rotation.shape[1], keys.shape[1], text_keys.shape[1]
     heads, per_prompt = out.shape[1] // head_size, len(qkv) // prompts
     padded = len(keys) // (heads * prompts * head_size)
-    for task in prange(len(qkv) * heads):
-        row, head = task // heads, task % heads
+    for task in prange(heads * len(qkv)):  # in the order of the cells, which are read once
+        head, row = task // len(qkv), task % len(qkv)
         of_prompt = head * prompts + row // per_prompt
         of_row = of_prompt * padded + row % per_prompt
         query = np.empty(head_size, np.float32)
@@ -129,7 +140,7 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
         add_product(on_text, text_values, of_prompt * num_text, 0, attended)
         add_product(on_cells, values, of_row * num_cells + first, 0, attended)
         for i in range(head_size):
-            out[row, head * head_size + i] = narrowed(attended[i] * scale, out)
+            out[row, np.uintp(head * head_size + i)] = narrowed(attended[i] * scale, out)
 
 
 @compiled(parallel=True)
@@ -139,7 +150,7 @@ def geglu(up, out):
     width = out.shape[1]
     for row in prange(len(up)):
         for i in range(width):
-            gate = widened(up[row, width + i])
+            gate = widened(up[row, np.uintp(width + i)])
             z = abs(gate) * np.float32(math.sqrt(0.5))
             t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
             tail = np.float32(1.061405429)
@@ -155,7 +166,7 @@ def geglu(up, out):
 @compiled(inline="always")
 def rotated(qkv, row, channel, rotation, part, i):
     """The pair of channels of qkv at [row, channel] times the complex number at rotation [part, i]."""
-    x, y = widened(qkv[row, channel]), widened(qkv[row, channel + 1])
+    x, y = widened(qkv[row, np.uintp(channel)]), widened(qkv[row, np.uintp(channel + 1)])
     cosine, sine = rotation[part, i], rotation[part, i + 1]
     return x * cosine - y * sine, x * sine + y * cosine
 
@@ -167,12 +178,12 @@ def add_product(vector, matrix, row, column, out):
     for i in range(0, whole, 4):
         a, b, c, d = vector[i], vector[i + 1], vector[i + 2], vector[i + 3]
         for j in range(len(out)):
-            upper = a * widened(matrix[row + i, column + j]) + b * widened(matrix[row + i + 1, column + j])
-            lower = c * widened(matrix[row + i + 2, column + j]) + d * widened(matrix[row + i + 3, column + j])
-            out[j] += upper + lower
+            x = np.uintp(column + j)
+            upper = a * widened(matrix[row + i, x]) + b * widened(matrix[row + i + 1, x])
+            out[j] += upper + (c * widened(matrix[row + i + 2, x]) + d * widened(matrix[row + i + 3, x]))
     for i in range(whole, len(vector)):
         for j in range(len(out)):
-            out[j] += vector[i] * widened(matrix[row + i, column + j])
+            out[j] += vector[i] * widened(matrix[row + i, np.uintp(column + j)])
 
 
 @compiled()

@@ -1,7 +1,7 @@
 """A model's weights, prepared for sampling.
 
 R rows, D hidden size, C codebook. Residual streams, norms, rotations, softmax and logits are float32 in every
-precision; attention scores have the precision's dtype.
+precision; attention scores have the precision's dtype in `PlainStep`.
 """
 
 from collections.abc import Callable

@@ -6,15 +6,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm
 
+from inference.sampling import compiled_step
 from inference.sampling.compiled_step import array, kernels
 from inference.sampling.packed_decoder import PackedDecoder
 from tests.inference.sampling.test_kv_cache import cached, inputs, lively_dalle
 
-pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(kernels() is None, reason="numba cannot be used")
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,7 +59,7 @@ def test_a_branch_is_added_normalised_and_shifted(kernel, column):
     stream, delta, own = torch.randn(3, 20), torch.randn(3, 20), torch.randn(1, 4, 3, 10)
     scale, weight, bias = torch.randn(3, 20).unbind(0)
     added, before, out = stream + delta * scale, own.clone(), torch.empty(3, 20)
-    norm = array(weight), array(bias), 1e-5
+    norm = array(weight), array(bias), np.float32(1e-5)
     kernel.add_and_prepare(array(stream), array(delta), array(scale), *norm, array(own), 0, column, array(out))
     torch.testing.assert_close(stream, added)
     h = layer_norm(added, [20], weight, bias, 1e-5)
@@ -78,6 +80,33 @@ def test_steps_do_not_depend_on_the_number_of_threads():
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(*steps)
+
+
+THREADS = """
+import torch
+from inference.sampling.compiled_step import kernels
+torch.set_num_threads(3)
+assert kernels() is not None
+print(torch.get_num_threads())
+"""
+
+
+def test_torch_keeps_its_number_of_threads():
+    found = subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "3"
+
+
+def test_after_a_fork_the_plain_step_draws():
+    """A process that forks while it draws, as a notebook with a pool of processes does."""
+    model = lively_dalle()
+    text, codes = inputs(model.config, batch=2)
+    plain = cached(PackedDecoder(model, compiled=False), text, codes)
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        os._exit(0 if torch.equal(cached(PackedDecoder(model), text, codes), plain) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not compiled_step.forked
 
 
 def test_two_threads_may_draw_at_once():

@@ -6,6 +6,7 @@ import torch
 from benchmarks.allocations import allocated
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
+from inference.sampling.compiled_step import kernels
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.packed_decoder import PackedDecoder
@@ -23,6 +24,7 @@ KINDS = {
     "full": {"attention_pattern": ("full",), "last_attention": None},
     "the paper's": {},
 }
+needs_numba = pytest.mark.skipif(kernels() is None, reason="numba cannot be used")
 VARIANTS = {
     "paper": {},
     "no shift": {"token_shift": False},
@@ -83,12 +85,15 @@ def test_steps_after_given_codes_agree_with_the_uncached_model(kind, shift, give
     text, codes = inputs(model.config, batch=3)
     codes[:, :given] = codes[0, :given]
     expected = uncached(model, text.expand(3, -1), codes)[:, given:]
-    torch.testing.assert_close(cached(PackedDecoder(model), text, codes, given), expected, atol=1e-4, rtol=0)
+    for compiled in (True, False):
+        steps = cached(PackedDecoder(model, compiled=compiled), text, codes, given)
+        torch.testing.assert_close(steps, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("given", [0, 10])
 @pytest.mark.parametrize("guided", [False, True])
-def test_prompts_in_one_batch_are_kept_apart(guided, given):
+def test_prompts_in_one_batch_are_kept_apart(guided, given, compiled):
     model = lively_dalle()
     text, codes = inputs(model.config, batch=6, captions=3)
     codes[:, :given] = codes[::2, :given].repeat_interleave(2, dim=0)
@@ -96,34 +101,37 @@ def test_prompts_in_one_batch_are_kept_apart(guided, given):
     if guided:
         null = uncached(model, torch.zeros(6, model.config.text_len, dtype=torch.long), codes)
         expected = torch.cat([expected, null])
-    steps = cached(PackedDecoder(model), text, codes, given, guided)
+    steps = cached(PackedDecoder(model, compiled=compiled), text, codes, given, guided)
     torch.testing.assert_close(steps, expected[:, given:], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("batch", [1, 7, 8, 13])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision):
-    decoder = PackedDecoder(lively_dalle(), precision)
+def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision, compiled):
+    decoder = PackedDecoder(lively_dalle(), precision, compiled)
     text, codes = inputs(decoder.config, batch=24)
     together = cached(decoder, text, codes)
     assert torch.equal(cached(decoder, text, codes[:batch]), together[:batch])
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("head_size", "given"), [(12, 0), (12, 10), (16, 0), (16, 12)])
-def test_a_row_is_bit_for_bit_the_same_among_other_prompts(head_size, given):
-    decoder = PackedDecoder(lively_dalle(head_size=head_size))
+def test_a_row_is_bit_for_bit_the_same_among_other_prompts(head_size, given, compiled):
+    decoder = PackedDecoder(lively_dalle(head_size=head_size), compiled=compiled)
     text, codes = inputs(decoder.config, batch=6, captions=3)
     codes[:, :given] = codes[::2, :given].repeat_interleave(2, dim=0)
     alone = cached(decoder, text[1:2], codes[2:4], given)
     assert torch.equal(alone, cached(decoder, text, codes, given)[2:4])
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.1), ("int8", 0.1)])
-def test_lower_precisions_stay_close(precision, tolerance):
+def test_lower_precisions_stay_close(precision, tolerance, compiled):
     model = lively_dalle()
     text, codes = inputs(model.config, batch=3)
     expected = uncached(model, text.expand(3, -1), codes)
-    error = (cached(PackedDecoder(model, precision), text, codes) - expected).norm() / expected.norm()
+    error = (cached(PackedDecoder(model, precision, compiled), text, codes) - expected).norm() / expected.norm()
     assert 1e-4 < error < tolerance
 
 
@@ -141,10 +149,11 @@ def test_rows_given_as_tensors_do_the_same(kind):
         assert torch.equal(logits, expected[:, place + 1])
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_cache_that_starts_again_gives_what_a_new_one_gives(variant):
+def test_a_cache_that_starts_again_gives_what_a_new_one_gives(variant, compiled):
     config = DalleConfig(**TINY | VARIANTS[variant])
-    decoder = PackedDecoder(lively(Dalle(config)))
+    decoder = PackedDecoder(lively(Dalle(config)), compiled=compiled)
     text, codes = inputs(config, batch=8)
     given = codes[:1, : config.image_side // 2]
     cache = KVCache(decoder, read_prompts(decoder, text.flip(1) + 1, codes[:1, : config.image_len - 1]), batch=8)
@@ -181,27 +190,30 @@ def test_a_step_sees_nothing_of_what_comes_later():
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@needs_numba
 def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_all():
     decoder = PackedDecoder(lively_dalle())
     cache = KVCache(decoder, read_prompts(decoder, inputs(decoder.config, 1)[0]), batch=8)
-    cells = {kind: window.cells for kind, window in cache.windows.items()}
+    cells = {kind: window.cells for kind, window in cache.step.windows.items()}
     # 5 x 5 codes; the paper's centred 5 x 5 convolution sees three rows.
     assert cells == {"row": 5, "column": 25, "conv": 3 * 5}
     kinds = decoder.config.layer_kinds
-    held = [keys.numel() + values.numel() for keys, values in zip(cache.keys, cache.values, strict=True)]
+    held = [keys.numel() + values.numel() for keys, values in zip(cache.step.keys, cache.step.values, strict=True)]
     assert held == [2 * 8 * 2 * 12 * cells[kind] for kind in kinds]
 
 
-def test_pictures_share_the_keys_of_their_prompt():
-    decoder = PackedDecoder(lively_dalle())
+@pytest.mark.parametrize("compiled", [True, False])
+def test_pictures_share_the_keys_of_their_prompt(compiled):
+    decoder = PackedDecoder(lively_dalle(), compiled=compiled)
     prompts = read_prompts(decoder, inputs(decoder.config, 1)[0])
-    small, large = (KVCache(decoder, prompts, batch) for batch in (8, 128))
-    text_bytes = sum(kv.numel() * 4 for kv in prompts.text_kv)
-    assert (small.num_bytes - text_bytes) * 16 == large.num_bytes - text_bytes
+    one, small, large = (KVCache(decoder, prompts, batch).num_bytes for batch in (8, 16, 128))
+    assert large - small == 14 * (small - one)
+    assert 2 * one - small >= sum(kv.nbytes for kv in prompts.text_kv)
 
 
-def test_reading_leaves_nothing_allocated():
-    decoder = PackedDecoder(lively_dalle())
+@pytest.mark.parametrize("compiled", [True, False])
+def test_reading_leaves_nothing_allocated(compiled):
+    decoder = PackedDecoder(lively_dalle(), compiled=compiled)
     text, codes = inputs(decoder.config, batch=8)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=8)
 
