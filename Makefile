@@ -14,6 +14,8 @@ $(ENVIRONMENT)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt uv
 	@echo "installing some 7 GB of packages (torch with CUDA is most of it); minutes, by your line"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]'
+	@echo "compiling what draws on a CPU"
+	$(BIN)/python -c 'from inference.sampling.compiled_step import kernels; kernels()'
 	touch $@
 
 demo: install

@@ -38,7 +38,7 @@ def kernels() -> ModuleType | None:
     threads = torch.get_num_threads()
     try:
         module = importlib.import_module("inference.sampling.kernels")
-        module.check()
+        module.prepare()
     except ModuleNotFoundError:
         return None
     except Exception as error:  # numba raises many kinds, also for a full disk

@@ -22,10 +22,18 @@ LANES = 16
 """Independent partial sums, which the compiler can vectorize without reordering them."""
 
 
-def check() -> None:
-    """Start numba's threads; ValueError if they cannot serve several of this program's threads at once."""
+def prepare() -> None:
+    """Start numba's threads and compile what float32 needs, or load it from the disk.
+
+    ValueError if numba's threads cannot serve several of this program's threads at once.
+    """
     use_threads(1)
-    geglu(np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32))
+    number, pair, row, column = (np.zeros(shape, np.float32) for shape in (1, 2, (1, 2), (2, 1)))
+    geglu(row, np.zeros((1, 1), np.float32))
+    inputs = np.zeros((1, 1, 1, 2), np.float32)
+    add_and_prepare(row, row, pair, pair, pair, np.float32(1), inputs, 0, 0, row)
+    qkv, rotation = np.zeros((1, 6), np.float32), np.zeros((3, 2), np.float32)
+    attend(qkv, rotation, column, row, number, 0, 0, column, row, 1, row)
     if threading_layer() == "workqueue":
         raise ValueError("it found neither OpenMP nor TBB")
 
