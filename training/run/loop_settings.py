@@ -17,9 +17,11 @@ class LoopSettings:
     max_skipped_in_row: PositiveInt = 20
     """Consecutive non-finite steps that end the run."""
     log_every: PositiveInt
-    """Interval in steps, like the two below, where 0 means never; all are due at the last step."""
+    """Interval in steps, like the two below; all are due at the last step."""
     heldout_every: NonNegativeInt
+    """0 means never."""
     checkpoint_every: NonNegativeInt
+    """0 means at the end only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class PictureRecipe(LoopSettings):
     heldout_pictures: PositiveInt = 512
     """Held-out pictures to measure, at most."""
     seed: NonNegativeInt = 0
+    heldout_every: PositiveInt
+    checkpoint_every: PositiveInt
 
     def __post_init__(self) -> None:
         check(self)

@@ -152,7 +152,7 @@ class TimingSection:
     averaging_timeout_s: Seconds = 120.0
     next_chunk_timeout_s: Seconds = 15.0
     load_state_timeout_s: Seconds = 600.0
-    load_state_attempts: Annotated[int, Range(1, 10**6)] = 5
+    load_state_attempts: Annotated[int, Range(1, below=10**6)] = 5
     progress_expiration_s: Seconds = 60.0
 
     def __post_init__(self) -> None:

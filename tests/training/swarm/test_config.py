@@ -115,6 +115,7 @@ def test_what_is_everybodys_own_keeps_nobody_apart(settings, part, values):
         ("[timing]\nrequest_timeout_s = 20.0", "less than matchmaking_time_s"),
         ("[timing]\nmatchmaking_time_s = 500.0", "less than averaging_timeout_s"),
         ("[timing]\naveraging_timeout_s = 0", "above 0"),
+        ("[timing]\nload_state_attempts = 1000000", "below 1000000"),
         ("[optimizer]\nname = 'adamw'", "shares the state of LAMB"),
         ("[memory]\nprecision = 'bf16-weights'", "float32 weights"),
         ("[other]\nx = 1", r"unknown section \[other\]"),

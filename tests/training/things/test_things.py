@@ -158,6 +158,8 @@ def test_augmentation_keeps_the_thing_and_follows_the_seed():
     [
         ({"warmup_share": 1.5}, r"warmup_share=1\.5: must be a finite number of at least 0 and below 1"),
         ({"picture_side": 20_000}, r"picture_side=20000: must be in 32\.\.512"),
+        ({"heldout_every": 0}, "heldout_every=0: must be a whole number of at least 1"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0: must be a whole number of at least 1"),
     ],
 )
 def test_a_recipe_out_of_range_is_refused(setting, message):
