@@ -55,9 +55,19 @@ def hints_of(section: type) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for base in reversed(section.__mro__):
         for name, hint in vars(base).get("__annotations__", {}).items():
-            if name not in hints or get_origin(hint) is Annotated:
+            if name not in hints or hint != bare(hints[name]):
                 hints[name] = hint
     return {spec.name: hints[spec.name] for spec in dataclasses.fields(section)}
+
+
+def bare(hint: Any) -> Any:
+    """A type without its ranges and choices."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return bare(parts[0])
+    if origin in (Union, UnionType):
+        return Union[tuple(map(bare, parts))]  # noqa: UP007
+    return tuple[tuple(map(bare, parts))] if origin is tuple else hint  # type: ignore[misc]
 
 
 def mismatch(value: Any, hint: Any) -> str:
@@ -68,7 +78,8 @@ def mismatch(value: Any, hint: Any) -> str:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         options = [mismatch(value, part) for part in parts]
-        return ", or ".join(options) if all(options) else ""
+        # A command line and TOML have no word for None.
+        return ", or ".join(words for words in options if words != "None") if all(options) else ""
     if origin is tuple:
         size = None if parts[-1] is Ellipsis else len(parts)
         fits = isinstance(value, tuple) and size in (None, len(value))
@@ -85,5 +96,7 @@ def mismatch(value: Any, hint: Any) -> str:
         fits = isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
         if fits and (allowed is None or value in allowed):
             return ""
-        return f"a {'whole' if hint is int else 'finite'} number {allowed or ''}".rstrip()
+        if allowed is None:
+            return "a whole number" if hint is int else "a number"
+        return f"a {'whole' if hint is int else 'finite'} number {allowed}"
     return "None" if hint is type(None) and value is not None else ""

@@ -1,5 +1,6 @@
 """Fields of settings are what their annotations say, or named with their value."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -25,12 +26,16 @@ class Settings:
     stage: tuple[PositiveInt, PositiveInt] = (1, 2)
     names: tuple[str, ...] = ()
     note: Any = None
+    either: PositiveInt | Literal["all"] | None = None
 
 
 @dataclass(frozen=True)
 class OtherDefaults(Settings):
     size: int = 2
     rate: Annotated[float, Range(0)] = 0
+    count: int | None = 2
+    stage: tuple[int, int] = (1, 1)
+    free: Share | None = None  # type: ignore[assignment]
 
 
 def test_what_fits_is_taken():
@@ -44,11 +49,12 @@ def test_what_fits_is_taken():
         ({"size": 9}, "size=9: must be a whole number in 1..8"),
         ({"size": True}, "size=True: must be a whole number in 1..8"),
         ({"size": 1.0}, "size=1.0: must be a whole number in 1..8"),
-        ({"count": 0}, "count=0: must be a whole number of at least 1, or None"),
+        ({"count": 0}, "count=0: must be a whole number of at least 1"),
+        ({"either": 0}, "either=0: must be a whole number of at least 1, or one of all"),
         ({"share": 1}, "share=1: must be a finite number of at least 0 and below 1"),
         ({"share": float("nan")}, "share=nan: must be a finite number of at least 0 and below 1"),
         ({"rate": 0.0}, "rate=0.0: must be a finite number above 0 and at most 2"),
-        ({"free": "1"}, "free='1': must be a finite number"),
+        ({"free": "1"}, "free='1': must be a number"),
         ({"flag": 1}, "flag=1: must be true or false"),
         ({"colour": ["red"]}, "colour=['red']: must be one of red, green"),
         ({"kind": "lfq"}, "kind='lfq': must be one of vq, gumbel"),
@@ -71,5 +77,11 @@ def test_the_message_is_written_as_the_file_is():
 
 def test_another_default_keeps_the_range_and_another_range_replaces_it():
     check(OtherDefaults(rate=5))
-    with pytest.raises(UserError, match=r"size=9: must be a whole number in 1\.\.8"):
-        check(OtherDefaults(size=9))
+    for changes, message in (
+        ({"size": 9}, "size=9: must be a whole number in 1..8"),
+        ({"count": 0}, "count=0: must be a whole number of at least 1"),
+        ({"stage": (0, 1)}, "stage=(0, 1): must be a tuple of 2"),
+        ({"free": 2}, "free=2: must be a finite number of at least 0 and below 1"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            check(OtherDefaults(**changes))
