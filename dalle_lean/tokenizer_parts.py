@@ -21,7 +21,8 @@ PRE_TOKENIZERS = (
     *("ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Digits", "Punctuation"),
     "Split",
 )
-# These two never run, captions are encoded without special tokens and no ids are decoded; but patterns are compiled.
+# These two never run: captions are encoded without special tokens, and no ids are decoded. But loading compiles a
+# decoder's patterns.
 POST_PROCESSORS = ("ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing")
 DECODERS = ("ByteLevel", "Metaspace", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse", "Strip", "Replace")
 REPLACED = (
@@ -31,7 +32,6 @@ REPLACED = (
     ({"String": " "}, "▁"),
     ({"String": "``"}, '"'),
     ({"String": "''"}, '"'),
-    ({"String": "▁"}, " "),  # decoders of sentencepiece models
 )
 PREPENDED = ("▁", " ")
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -91,7 +91,8 @@ def flat(kind: str, part: Any) -> Iterator[dict[str, Any]]:
 def check_pattern(kind: str, part: dict[str, Any]) -> None:
     """UserError for a pattern, a replacement or a table that is not supported."""
     name, pattern = part["type"], part.get("pattern")
-    if name == "Replace" and (pattern, part.get("content")) not in REPLACED:
+    literal = isinstance(pattern, dict) and set(pattern) == {"String"}  # no regular expression
+    if name == "Replace" and not (kind == "decoder" and literal) and (pattern, part.get("content")) not in REPLACED:
         raise UserError(f"{kind}: it replaces {shown(pattern)} by {shown(part.get('content'))}, which is not supported")
     if name == "Split" and pattern not in SPLIT_AT:
         raise UserError(f"{kind}: it splits at {shown(pattern)}, which is not supported")

@@ -125,6 +125,7 @@ DAMAGED_TRIE = base64.b64encode(b"\4\0\0\0" + bytes(4) + b"x").decode()
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, REPLACE]}}, "which is not supported"),
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 9}}, "9 in a sequence; at most 8"),
         ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": " "}}, "it replaces"),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}}, "it replaces"),
         ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**6}}, r"it prepends 'x{79}\.\.\., which is not"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": LONG_FORMS}}, "forms of more than 64 bytes"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, "precompiled_charsmap is damaged"),
@@ -190,7 +191,11 @@ def test_the_parts_of_published_tokenizers_are_taken(tmp_path, name):
         "sentencepiece": None,
     }
     spaces_again = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    decoders = {"sentencepiece": {"type": "Sequence", "decoders": [spaces_again, {"type": "Fuse"}]}}
+    word_end = {"type": "Replace", "pattern": {"String": "</w>"}, "content": " " * 10}
+    decoders = {
+        "sentencepiece": {"type": "Sequence", "decoders": [spaces_again, {"type": "Fuse"}]},
+        "clip": {"type": "Sequence", "decoders": [byte_level, word_end]},
+    }
     content = json.loads(words_of(tmp_path))
     content |= {"normalizer": normalizers[name], "pre_tokenizer": pre_tokenizers[name], "decoder": decoders.get(name)}
     (tmp_path / "mine.json").write_text(json.dumps(content))
