@@ -79,7 +79,8 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
 
 
 def for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> MemoryPlan:
-    """`fastest_plan` for a TrainingSetup of this batch and these other fields."""
+    """`fastest_plan` for a TrainingSetup of this batch and these other fields; also MemoryPlan.for_budget. Raises
+    ValueError as it does."""
     return fastest_plan(config, TrainingSetup(batch=batch, **setup), budget_bytes)
 
 
@@ -118,7 +119,7 @@ def parse_plan(text: str) -> MemoryPlan:
 
 
 def parse_bytes(text: str) -> float:
-    """12GB, 512MB, 8GiB or a number of bytes from 2^20; ValueError for anything else."""
+    """12GB, 512MB, 8GiB or a number of bytes from 2^20, below 2^60; ValueError for anything else."""
     units = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
     digits = text.strip().lower().rstrip("kmgtib ")
     unit = text.strip().lower()[len(digits) :].strip()
@@ -126,8 +127,8 @@ def parse_bytes(text: str) -> float:
         count = float(digits) * units[unit]
     except (ValueError, KeyError):
         raise UserError(f"{text!r} is not an amount of memory: write it like 12GB, 512MB or 8GiB") from None
-    if not 0 < count < float("inf"):
-        raise UserError(f"{text!r}: an amount of memory must be above 0")
+    if not 0 < count < 2**60:
+        raise UserError(f"{text!r}: an amount of memory must be above 0 and below 1 EiB")
     if unit == "" and count < 2**20:
         raise UserError(f"{text!r} means {count:g} bytes; did you mean {count:g}GB?")
     return count

@@ -103,7 +103,7 @@ def test_amounts_of_memory_are_read_with_their_units(text, count):
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "12XB", "GB", "-1GB", "0", "nan", "infGB"])
+@pytest.mark.parametrize("text", ["", "12XB", "GB", "-1GB", "0", "nan", "infGB", "1e16TB"])
 def test_no_other_amount_is(text):
     with pytest.raises(ValueError, match="memory"):
         parse_bytes(text)
