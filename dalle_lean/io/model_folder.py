@@ -158,6 +158,7 @@ def pack_model(
         loaded = VQGAN.load(vqgan)
         if expected is not None:
             loaded.check_reads(expected, f"{vqgan} does not fit: {model} was trained on codes")
+        del loaded  # before the model takes its place in memory
     new = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
     files = {name: path or model / name for name, path in new.items() if path or (model / name).exists()}
     parts: dict[str, Any] = {name.removesuffix(".json"): path for name, path in files.items() if name != "README.md"}
