@@ -13,9 +13,9 @@ class UserError(ValueError):
     """The user can fix it: the message says what is wrong, with which value, and what to do."""
 
 
-def is_whole(value: object, smallest: int = 1, largest: float = math.inf) -> TypeGuard[int]:
-    """Whether a value is a whole number in smallest..largest; True and False are not."""
-    return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest
+def is_whole(value: object, largest: float = math.inf) -> TypeGuard[int]:
+    """Whether a value is a whole number in 0..largest; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
 
 
 def check_guidance(guidance: float) -> None:

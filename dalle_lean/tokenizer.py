@@ -42,7 +42,7 @@ class Tokenizer:
             raise UserError("the tokenizer's vocabulary is empty")
         # One past the largest id: a vocabulary may have gaps, and every id must fit the model's table.
         self.vocab_size = max(vocabulary.values()) + 1
-        if not is_whole(padding_id, 0, self.vocab_size - 1):
+        if not is_whole(padding_id, self.vocab_size - 1):
             raise UserError(f"padding id {padding_id!r} is outside the vocabulary 0..{self.vocab_size - 1}")
         self.padding_id = padding_id
         self._backend = backend

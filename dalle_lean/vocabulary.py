@@ -80,12 +80,12 @@ class Vocabulary:
         """Read a vocabulary.json; ValueError for anything else, and beyond the limits above."""
         content = read_format(path, FORMAT, LARGEST_BYTES)
         words, captions = content.get("words"), content.get("captions")
-        if not is_whole(captions, 0, LARGEST_COUNT):
+        if not is_whole(captions, LARGEST_COUNT):
             raise UserError(f"{path}: captions must be a whole number of at least 0")
         if not isinstance(words, dict) or len(words) > MOST_WORDS:
             raise UserError(f"{path}: words must be an object of at most {MOST_WORDS} words")
         for word, number in words.items():
-            if not 1 <= len(word) <= LONGEST_WORD or not is_whole(number, 0, LARGEST_COUNT):
+            if not 1 <= len(word) <= LONGEST_WORD or not is_whole(number, LARGEST_COUNT):
                 shown = word[:LONGEST_NAMED]
                 raise UserError(f"{path}: {shown!r} must have 1 to {LONGEST_WORD} characters and a whole number")
         return cls(words, captions)

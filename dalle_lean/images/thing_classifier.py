@@ -114,6 +114,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     things, side = config["things"], config["picture_side"]
     if not isinstance(things, list) or not all(isinstance(thing, str) for thing in things):
         raise UserError(f"{path}: things must be a list of names")
-    if not is_whole(side, smallest=0):
+    if not is_whole(side):
         raise UserError(f"{path}: picture_side={side!r}: must be a number of pixels")
     return config

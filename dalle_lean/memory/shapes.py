@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dalle_lean.errors import UserError
+from dalle_lean.fields import PositiveInt, check
 
 SEGMENTS, POSITION_BUCKETS = 2, 32
 """Rows of BERT's table of segments and of T5's tables of relative positions."""
@@ -43,11 +44,10 @@ class TransformerShape:
     vocabulary: int
     tokens: int
     learnt_positions: int = 0
-    shared_blocks: int | None = None
+    shared_blocks: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        if self.shared_blocks is not None and self.shared_blocks < 1:
-            raise UserError(f"shared_blocks={self.shared_blocks}: must be at least 1")
+        check(self)
         if self.tokens < 1 or (self.learnt_positions and self.tokens > self.learnt_positions):
             raise UserError(f"tokens={self.tokens}: must be in 1..{self.learnt_positions or 'any number'}")
 

@@ -45,7 +45,7 @@ class MemoryPlan:
         ValueError: names the field, its value and what is allowed.
     """
 
-    activations: Annotated[str, (*ACTIVATIONS[False], "reversible")] | None = None
+    activations: Annotated[str, tuple(dict.fromkeys((*ACTIVATIONS[False], *ACTIVATIONS[True])))] | None = None
     samples: PositiveInt | None = None
     attention_heads: PositiveInt | None = None
     feed_forward_tokens: PositiveInt | None = None
