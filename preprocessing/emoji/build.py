@@ -47,15 +47,17 @@ def build(
     pictures should. `copies` and `fillers` are those of `plan_training`. Everything is drawn beside OUT first and
     takes its place at the end.
 
-    Raises ValueError if OUT holds something else, or a set is not among the packages.
+    Raises ValueError if OUT holds something else or the current folder, or a set is not among the packages.
     """
     if not 16 <= side <= 1024:
         raise UserError(f"side={side}: pictures are 16 to 1024 pixels wide")
     if out.exists() and any(out.iterdir()) and not (out / "heldout.json").is_file():
         raise UserError(f"{out} holds something else; name a new or empty folder")
+    out = out.resolve()
+    if Path.cwd().is_relative_to(out):
+        raise UserError(f"{out} is or holds the current folder, which cannot be replaced; name it from outside")
     dropped: Counter[str] = Counter()
     drawings = read_drawings(packages, read_things(packages / "emojibase-data", dropped), dropped, sets)
-    out = out.resolve()  # "." has no name
     unfinished = out.with_name(out.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     total = len(drawings)

@@ -119,13 +119,14 @@ def test_a_folder_that_holds_something_else_is_left_alone(emoji_packages, tmp_pa
     assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
-def test_the_folder_in_which_it_runs_may_become_the_set(emoji_packages, tmp_path, monkeypatch):
+def test_the_folder_in_which_it_runs_is_not_replaced(emoji_packages, tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     monkeypatch.chdir(tmp_path / "set")
-    result = build(emoji_packages, ".", "--copies", "plain=1", "--only-pairs-held-out")
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "set" / "heldout.json").is_file()
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    result = build(emoji_packages, ".")
+    assert result.returncode == 2
+    assert "set is or holds the current folder, which cannot be replaced" in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["set"]
 
 
 def test_missing_packages_are_one_line_and_exit_code_2(tmp_path):
