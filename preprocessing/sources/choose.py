@@ -47,9 +47,14 @@ def open_source(
         return open_folder(Path(text), part_rows, columns)
     if "://" in text or "*" in text or "{" in text or Path(text).is_file():
         paths = [text] if Path(text).is_file() else list_files(text)
-        if not all(path.endswith(tuple(SHARD_SUFFIXES)) for path in paths):
-            # A pattern may match more than shards: img2dataset writes statistics beside each.
-            paths = (first_kind(paths) if "*" in text else []) or shards_in(text)
+        others = [path for path in paths if not path.endswith(tuple(SHARD_SUFFIXES))]
+        if "*" in text:
+            # It may match more than shards: img2dataset writes statistics beside each. Folders of shards come first.
+            matched = first_kind(paths)
+            has_folder = any(Path(path).is_dir() for path in others)
+            paths = matched if matched and not has_folder else shards_in(text) or matched
+        elif others:
+            paths = shards_in(text)
         if not paths:
             raise UserError(f"{text}: no {' or '.join(SHARD_SUFFIXES.values())} file there; {TAKES}")
         return open_shards(paths, columns)

@@ -1,6 +1,7 @@
 """What other tools write is read, and what is written here they read."""
 
 import json
+import shutil
 from pathlib import Path
 
 import datasets
@@ -33,9 +34,27 @@ def test_what_img2dataset_wrote_is_encoded(vqgan, tmp_path, captions, written, m
     assert all(row["url"].startswith("http://127.0.0.1") and row["original_width"] == 96 for row in rows)
 
 
-@pytest.mark.parametrize(("written", "shard"), [("webdataset", "00000.tar"), ("parquet", "00000.parquet")])
-def test_a_pattern_may_match_what_img2dataset_writes_beside_its_shards(written, shard):
-    assert open_source(f"{IMG2DATASET / written}/*", 8).paths == [str(IMG2DATASET / written / shard)]
+@pytest.mark.parametrize(
+    ("pattern", "shard"),
+    [
+        ("webdataset/*", "webdataset/00000.tar"),
+        ("webdataset/00000.*", "webdataset/00000.tar"),
+        ("parquet/*", "parquet/00000.parquet"),
+    ],
+)
+def test_a_pattern_may_match_what_img2dataset_writes_beside_its_shards(pattern, shard):
+    assert open_source(f"{IMG2DATASET}/{pattern}", 8).paths == [str(IMG2DATASET / shard)]
+
+
+def test_of_folders_of_shards_and_a_shard_beside_them_a_pattern_takes_the_folders(tmp_path):
+    for name in ("one/00000.tar", "two/00000.tar", "stray.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(IMG2DATASET / "webdataset" / "00000.tar", tmp_path / name)
+    assert open_source(f"{tmp_path}/*", 8).paths == [str(tmp_path / name / "00000.tar") for name in ("one", "two")]
+    (tmp_path / "notes").mkdir()
+    for name in ("one", "two"):
+        shutil.rmtree(tmp_path / name)
+    assert open_source(f"{tmp_path}/*", 8).paths == [str(tmp_path / "stray.tar")]
 
 
 def test_what_webdataset_wrote_is_read_and_it_reads_the_same(emoji, tmp_path):
