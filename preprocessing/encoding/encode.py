@@ -19,12 +19,12 @@ from preprocessing.encoding import part_records
 from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.filters import Rules
-from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report
+from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report, shard_name
 from preprocessing.shards.manifest import (
     MAX_CODEBOOK_SIZE,
     MAX_IMAGE_SIDE,
     DatasetInfo,
-    check_num_shards,
+    check_room,
     read_dataset_info,
     write_dataset_info,
 )
@@ -89,7 +89,7 @@ def preprocess(
         raise UserError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
     if not source.parts:
         raise UserError("the source has no parts: there is nothing to read in it")
-    check_num_shards(len(source.parts))
+    check_room(map(shard_name, source.parts))
 
     decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
     job = EncodingJob(
@@ -203,7 +203,7 @@ class Reporter:
         self.sizes = {part: source.size(part) for part in parts}
         self.seen: Counter[int] = Counter()
         self.on_progress = on_progress
-        # Totals: adding up a million parts at each report would take longer than encoding a batch.
+        # Totals: adding up all parts at each report could take longer than encoding a batch.
         known = [size for size in self.sizes.values() if size is not None]
         self.known_parts, self.known = len(known), sum(known)
         self.done = self.complete = 0

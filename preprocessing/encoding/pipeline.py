@@ -233,9 +233,14 @@ class ShardWriter:
             self.writing.popleft().result()
 
 
+def shard_name(part: str) -> str:
+    """The file name of a part's shard."""
+    return f"shard-{part}.parquet"
+
+
 def write_part(job: EncodingJob, part: Part, rows: Sequence[Row]) -> None:
     name = job.parts[part.number]
-    path = job.out / f"shard-{name}.parquet"
+    path = job.out / shard_name(name)
     if not records_folder(job.out).is_dir():
         return  # another process has written this part too, and the whole is finished
     shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None

@@ -15,7 +15,7 @@ from preprocessing.shards.manifest import (
     Counts,
     DatasetInfo,
     Shard,
-    check_num_shards,
+    check_room,
     write_dataset_info,
 )
 
@@ -37,7 +37,7 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
         raise UserError(f"{folder} holds no Parquet files")
-    check_num_shards(len(paths))
+    check_room(path.name for path in paths)
     if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
         raise UserError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
     rows: dict[Path, int] = {}
@@ -51,8 +51,8 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
     image_side = first_image_side(paths[0])
     total, done, shards = sum(rows.values()), 0, []
     for path in paths:
-        for block in read_blocks(path, image_side**2, vqgan.config.codebook_size):
-            done += len(block)
+        for batch in read_blocks(path, image_side**2, vqgan.config.codebook_size):
+            done += len(batch)
             on_progress(done, total, path.name)
         shards.append(Shard(file=path.name, rows=rows[path], sha256=shard_sha256(path)))
     info = DatasetInfo(

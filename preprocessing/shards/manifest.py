@@ -5,7 +5,7 @@ A folder without it is not finished.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ MAX_CODEBOOK_SIZE = 2**15  # codes are stored as int16
 MAX_IMAGE_SIDE = 2**10
 """Codes along one side of a picture: far beyond any VQGAN, and a row of them still fits in memory."""
 MOST_MANIFEST_BYTES = 2**26
-MOST_SHARDS = 250_000
-"""Of a new folder: dataset.json has at most 262 bytes about a shard of `preprocess`, whatever its part is called."""
+"""Of dataset.json: some 400,000 shards."""
+SHARD_BYTES = 140
+"""What dataset.json has about a shard of fewer than 10^10 rows besides its name."""
+OTHER_BYTES = 2**20
+"""Kept free in a new dataset.json for all that is not about a shard."""
 ADOPTED = "adopted"
 """Setting of folders whose shards another program wrote."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -69,10 +72,13 @@ class DatasetInfo:
         return sum(shard.rows for shard in self.shards)
 
 
-def check_num_shards(shards: int) -> None:
-    """UserError for more shards than dataset.json can list."""
-    if shards > MOST_SHARDS:
-        raise UserError(f"{shards:,} shards; a folder holds at most {MOST_SHARDS:,}: make several folders")
+def check_room(names: Iterable[str]) -> None:
+    """UserError for more shards, or longer names of them, than dataset.json has room for."""
+    left = MOST_MANIFEST_BYTES - OTHER_BYTES
+    for number, name in enumerate(names):
+        left -= SHARD_BYTES + len(name.encode())
+        if left < 0:
+            raise UserError(f"{NAME} has room for the first {number:,} of these shards only: make several folders")
 
 
 def write_dataset_info(folder: Path, info: DatasetInfo) -> None:

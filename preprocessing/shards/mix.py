@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from preprocessing.shards.manifest import (
     Counts,
     DatasetInfo,
     Shard,
-    check_num_shards,
+    check_room,
     read_dataset_info,
     write_dataset_info,
 )
@@ -40,18 +40,15 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
             )
         if times < 1:
             raise UserError(f"{folder}:{times}: must count at least once")
-    check_num_shards(sum(times * len(info.shards) for _, info, times in infos))
+    check_room(shard.file for _, shard in mixed_shards(infos))
     total_times: Counter[str] = Counter()
     for folder, _, times in infos:
         total_times[str(folder)] += times
     shards: list[Shard] = []
     with fresh_folder(out) as fresh:
-        for number, (folder, info, times) in enumerate(infos):
-            for time in range(times):
-                for shard in info.shards:
-                    name = f"{number:02d}-{time:04d}-{shard.file}"
-                    link_or_copy(folder / shard.file, fresh / name)
-                    shards.append(Shard(file=name, rows=shard.rows, sha256=shard.sha256))
+        for path, shard in mixed_shards(infos):
+            link_or_copy(path, fresh / shard.file)
+            shards.append(shard)
         mixed = replace(
             first,
             counts=total_counts([(info.counts, times) for _, info, times in infos]),
@@ -61,6 +58,14 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
         write_dataset_info(fresh, mixed)
         os.rename(fresh, out)
     return mixed
+
+
+def mixed_shards(infos: Sequence[tuple[Path, DatasetInfo, int]]) -> Iterator[tuple[Path, Shard]]:
+    """Each shard's path, and the shard as the mix names it."""
+    for number, (folder, info, times) in enumerate(infos):
+        for time in range(times):
+            for shard in info.shards:
+                yield folder / shard.file, replace(shard, file=f"{number:02d}-{time:04d}-{shard.file}")
 
 
 def code_format(info: DatasetInfo) -> tuple[object, ...]:

@@ -7,12 +7,14 @@ import pytest
 
 from dalle_lean.errors import UserError
 from preprocessing.encoding.encode import preprocess
+from preprocessing.encoding.pipeline import shard_name
 from preprocessing.shards.manifest import (
-    MOST_MANIFEST_BYTES,
-    MOST_SHARDS,
+    NAME,
+    SHARD_BYTES,
     Counts,
     DatasetInfo,
     Shard,
+    check_room,
     write_dataset_info,
 )
 from preprocessing.sources import open_source
@@ -65,17 +67,28 @@ def test_what_is_only_noted_beside_a_source_is_no_setting(tars, vqgan, tmp_path)
 
 
 def test_a_source_of_more_parts_than_a_folder_can_list_is_refused(vqgan, tmp_path):
-    with pytest.raises(UserError, match="250,001 shards; a folder holds at most 250,000"):
-        preprocess(TarShards([f"{number}.tar" for number in range(250_001)]), tmp_path / "out", vqgan)
+    with pytest.raises(UserError, match=r"dataset.json has room for the first 41\d,\d{3} of these shards only"):
+        preprocess(TarShards([f"{number:06d}.tar" for number in range(450_000)]), tmp_path / "out", vqgan)
     assert not (tmp_path / "out").exists()
 
 
-def test_dataset_json_has_room_for_the_most_shards_with_the_longest_names(tmp_path):
-    names = part_names([f"{'x' * 200}.tar"] * 1000)
-    shards = tuple(Shard(file=f"shard-1{name}.parquet", rows=10**9, sha256="a" * 64) for name in names)
-    info = DatasetInfo(vqgan="a" * 64, image_side=2, codebook_size=64, picture_side=16, counts=Counts(), shards=shards)
-    write_dataset_info(tmp_path, info)
-    assert (tmp_path / "dataset.json").stat().st_size / len(shards) * MOST_SHARDS < MOST_MANIFEST_BYTES
+def test_dataset_json_has_room_for_all_that_is_not_refused(tmp_path):
+    long = [shard_name(name) for name in part_names([f"{'x' * 200}.tar"] * 1000)]
+    for names in ([shard_name(f"{number:06d}") for number in range(1000)], long, [f"00-0000-é{name}" for name in long]):
+        sizes = []
+        for listed in ([], names):
+            shards = tuple(Shard(file=name, rows=10**10 - 1, sha256="a" * 64) for name in listed)
+            rest = {"vqgan": "a" * 64, "image_side": 2, "codebook_size": 64, "picture_side": 16, "counts": Counts()}
+            write_dataset_info(tmp_path, DatasetInfo(**rest, shards=shards))
+            sizes.append((tmp_path / NAME).stat().st_size)
+        allowed = sum(SHARD_BYTES + len(name.encode()) for name in names)
+        assert sizes[1] == sizes[0] + allowed + len("\n  ") - len(",")
+
+
+def test_longer_names_leave_room_for_fewer_shards():
+    check_room(f"shard-{number}.parquet" for number in range(400_000))
+    with pytest.raises(UserError, match=r"the first 2\d\d,\d{3} of these"):
+        check_room("x" * 130 for _ in range(400_000))
 
 
 def test_a_source_without_parts_is_refused(vqgan, tmp_path):
