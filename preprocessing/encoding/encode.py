@@ -118,9 +118,14 @@ def preprocess(
                     raise not_made(job, missing)
                 make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
             info = gather(job, vqgan, settings)
-        except (ValueError, FileNotFoundError):
+        except (ValueError, FileNotFoundError) as error:
             # Another machine may have gathered and removed the records at any moment.
             if (info := finished(out, settings)) is None:
+                if isinstance(error, FileNotFoundError) and not part_records.records_folder(out).exists():
+                    raise UserError(
+                        f"{out}: its records are gone; another machine found no picture that can be used, or it was "
+                        "removed"
+                    ) from None
                 raise
     if info:
         part_records.remove_leftovers(out)

@@ -173,7 +173,8 @@ class Part:
 
 def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
     """Write the shard and the record of each part, on the VQGAN's device. `parts` is consumed as the work proceeds.
-    OSError if parts could not be read; all other parts are made first."""
+    OSError if parts could not be read; all other parts are made first. FileNotFoundError at once if another machine has
+    finished the folder."""
     encoder = Encoder(vqgan, job.batch_size, job.decoding.side, job.bf16)
     with (
         ThreadPoolExecutor(SHARDS_BEHIND, thread_name_prefix="write") as writer,

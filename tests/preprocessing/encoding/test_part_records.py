@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.encoding import encode
+from dalle_lean.errors import UserError
+from preprocessing.encoding import encode, pipeline
 from preprocessing.encoding import part_records as progress
 from preprocessing.encoding.encode import preprocess
 from preprocessing.encoding.filters import Rules
@@ -124,6 +125,35 @@ def test_one_that_begins_while_another_tidies_up_takes_the_whole(discs, vqgan, t
     monkeypatch.setattr(progress, "read_json", read_late)
     assert preprocess(open_source(discs, 8), out, vqgan) == read_dataset_info(out)
     assert not (out / ".progress").exists()
+
+
+def test_one_that_writes_while_another_tidies_up_takes_the_whole(discs, vqgan, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    write_shard = pipeline.write_shard
+
+    def write_late(path, rows, **options):
+        monkeypatch.setattr(pipeline, "write_shard", write_shard)
+        preprocess(open_source(discs, 8), out, vqgan)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(pipeline, "write_shard", write_late)
+    assert preprocess(open_source(discs, 8), out, vqgan) == read_dataset_info(out)
+    assert not (out / ".progress").exists()
+
+
+def test_one_that_adds_up_after_another_found_nothing_usable_says_so(discs, vqgan, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    gather = progress.gather
+
+    def gather_late(out, names):
+        monkeypatch.setattr(progress, "gather", gather)
+        with pytest.raises(UserError, match="no picture of the source can be used"):
+            preprocess(open_source(discs, 8), out, vqgan, rules=Rules(min_side=1000))
+        return gather(out, names)
+
+    monkeypatch.setattr(progress, "gather", gather_late)
+    with pytest.raises(UserError, match="another machine found no picture that can be used"):
+        preprocess(open_source(discs, 8), out, vqgan, rules=Rules(min_side=1000))
 
 
 def test_notes_that_were_half_removed_are_not_taken_for_those_of_another_run(discs, vqgan, tmp_path, monkeypatch):
