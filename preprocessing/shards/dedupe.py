@@ -32,7 +32,6 @@ from preprocessing.encoding.part_records import (
 )
 from preprocessing.shards.files import (
     READ_ROWS,
-    DamagedShard,
     code_batches,
     open_shard,
     read_header,
@@ -62,7 +61,7 @@ def dedupe(
     same bytes. `threads` shards are processed at once, by default one per core. Progress counts each row twice: when it
     is read and when it is written.
 
-    Raises UserError for a shard that is not the one in dataset.json, and if `out` holds anything else.
+    Raises UserError for a shard that is damaged or not the one in dataset.json, and if `out` holds anything else.
     """
     folder, out = Path(folder), Path(out)
     info = read_dataset_info(folder)
@@ -119,13 +118,9 @@ def part_name(shard: Shard) -> str:
 
 
 def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
-    """The pictures of a shard; UserError if it is not the file in dataset.json."""
-    try:
-        read_header(path)  # fast, however large the file
-        changed = shard_sha256(path) != shard.sha256
-    except DamagedShard:
-        changed = True
-    if changed:
+    """The pictures of a shard; UserError if it is damaged or not the file in dataset.json."""
+    read_header(path)  # fast, however large the file
+    if shard_sha256(path) != shard.sha256:
         raise UserError(f"{path} is not the file in {NAME}; dalle-lean shards verify tells more")
     columns = ("code", "key") if info.counts.further_views else ("code",)
     digests: list[bytes] = []
@@ -175,8 +170,10 @@ def write_part(folder: Path, out: Path, shard: Shard, views: NDArray[np.uint16],
         written: Shard | None = shard
     elif kept:
         pa = require("pyarrow", extra="preprocessing")
+        mask = pa.array(np.repeat(keep, views))
         with open_shard(folder / shard.file) as file:
-            rows = file.read().filter(pa.array(np.repeat(keep, views)))
+            rows = file.read()
+        rows = rows.filter(mask)
         written = write_table(out / shard.file, rows)
     else:
         written = None

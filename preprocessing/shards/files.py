@@ -1,7 +1,8 @@
 """Reads and writes shards of VQGAN codes.
 
 A shard is a Parquet file, compressed with Brotli, with the columns of the data set laion/laion_100m_vqgan_f8; `code`
-holds the codes of a picture as int16, little-endian, in raster order.
+holds the codes of a picture as int16, little-endian, in raster order. The codes of R rows, I a picture, are an array
+[R, I], or [R, 0] if they were not requested.
 
 Beside the shards, `dataset.json` holds the meaning of the codes and the counts (`preprocessing.shards.manifest`); a
 folder without it is not finished.
@@ -49,11 +50,10 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of shards, as training reads them."""
+    """Captions, codes and keys of some rows of shards."""
 
     captions: list[str]
     codes: NDArray[np.int16]
-    """[R, I]; [R, 0] if codes were not requested."""
     keys: list[str]
 
     @classmethod
@@ -110,25 +110,33 @@ def write_table(path: Path, table: Any) -> Shard:
 
 @contextmanager
 def naming_damage(path: str | Path) -> Iterator[None]:
-    """Raise whatever goes wrong while a shard is read as a DamagedShard that names it; Unreachable as it is."""
+    """Raise whatever goes wrong while a shard is read as a DamagedShard that names it; Unreachable and MemoryError as
+    they are."""
     pa = require("pyarrow", extra="preprocessing")
     try:
         yield
-    except Unreachable:
+    except (Unreachable, MemoryError):  # pyarrow's ArrowMemoryError is both a MemoryError and an ArrowException
         raise
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise DamagedShard(f"{path} is damaged or no shard: {' '.join(str(error).split())}") from None
+        raise damage(path, error) from None
+
+
+def damage(path: str | Path, error: Exception) -> DamagedShard:
+    return DamagedShard(f"{path} is damaged or no shard: {' '.join(str(error).split())}")
 
 
 def shard_sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a shard; DamagedShard if it cannot be read."""
-    with naming_damage(path):
+    try:
         return sha256_file(path)
+    except OSError as error:
+        raise damage(path, error) from None
 
 
 @contextmanager
 def open_shard(path: str | Path) -> Iterator[Any]:
-    """Open a shard as a pyarrow ParquetFile; DamagedShard for whatever goes wrong while it is open."""
+    """Open a shard as a pyarrow ParquetFile; DamagedShard for whatever goes wrong while it is open, in the caller's
+    block too: only read there."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with naming_damage(path):
         with open(path, "rb") as file:

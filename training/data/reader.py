@@ -97,7 +97,8 @@ def undamaged(shards: ShardSet, parts: Iterator[T]) -> Iterator[T]:
 
 @contextmanager
 def open_shard(shards: ShardSet, index: int) -> Iterator[Any]:
-    """Open shard `index` as a Parquet file; whatever goes wrong while it is open is raised as DamagedShard."""
+    """Open shard `index` as a Parquet file; whatever goes wrong while it is open, also in the caller's block, is raised
+    as DamagedShard: only read there."""
     parquet = require("pyarrow.parquet", extra="training")
     rows = shards.rows[index]
     with (

@@ -146,14 +146,16 @@ def test_the_outcome_has_nothing_more_to_lose(folder, tmp_path):
 
 def test_a_changed_shard_is_refused_by_name(folder, tmp_path):
     path = folder / "shard-00002.parquet"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=r"shard-00002.parquet is not the file in dataset.json"):
         dedupe(folder, tmp_path / "out")
 
 
 def test_a_shard_that_the_disk_cannot_read_is_refused_by_name(folder, tmp_path, unreadable):
     unreadable("shard-00002.parquet")
-    with pytest.raises(UserError, match=r"shard-00002.parquet is not the file in dataset.json"):
+    with pytest.raises(UserError, match=r"shard-00002.parquet is damaged or no shard: .*Input/output error"):
         dedupe(folder, tmp_path / "out")
 
 

@@ -78,4 +78,4 @@ def test_of_a_caption_without_end_the_beginning_is_read(tmp_path, kind):
     pq.write_table(table.set_column(place, "caption", pa.array(captions, kind)), path)
     expected = [*captions[:3], captions[3][:65536], *captions[4:]]
     assert [caption for rows in whole_shard(find_shards(folder), 0) for caption in rows.captions] == expected
-    assert [caption for block in read_blocks(path, 16, 32) for caption in block.captions] == expected
+    assert [caption for batch in read_blocks(path, 16, 32) for caption in batch.captions] == expected
