@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocessing.shards.files import write_shard
+from preprocessing.shards.files import naming_damage, write_shard
 from preprocessing.shards.manifest import Counts, DatasetInfo, read_dataset_info, write_dataset_info
 from tests.preprocessing.shard_folders import make_rows, read_rows, stored_rows, write_published
 
@@ -229,3 +229,8 @@ def test_files_of_the_published_data_set_are_read_as_they_are(tmp_path):
     assert (np.stack([row["codes"] for row in streamed]) == codes).all()
     assert streamed[999]["caption"] == "a caption of part-0, number 999"
     assert streamed[999]["key"] == "999"
+
+
+def test_memory_that_runs_out_is_no_damage():
+    with pytest.raises(MemoryError), naming_damage("shard.parquet"):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
