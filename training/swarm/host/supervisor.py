@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalle_lean.ending import terminate
+from dalle_lean.ending import Terminated, terminate
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, OnProgress
 from training.swarm.config import SwarmSettings
@@ -120,8 +120,9 @@ class Supervisor:
         """Wait for an ended peer's processes to free the port; after PORT_TIMEOUT_S say that it is taken, once."""
         if time.monotonic() - peer.due_s < PORT_TIMEOUT_S or peer.port_reported:
             return
-        taken = port_taken(self.host_config, peer.name)
-        self.on_notice(f"{taken}; end it, and {peer.name} starts as soon as the port is free")
+        self.on_notice(
+            f"{port_taken(self.host_config, peer.name)}; end it, and {peer.name} starts as soon as the port is free"
+        )
         peer.port_reported = True
 
     def start(self, peer: ManagedProcess) -> None:
@@ -202,10 +203,15 @@ class Supervisor:
     def stop(self) -> None:
         """End all peers cleanly within LEAVE_TIMEOUT_S: first the donors, which save their state.
 
-        If interrupted, kill them: Ctrl+C does not reach them, and they would go on writing to an unlocked run.
+        If interrupted, kill them: Ctrl+C does not reach them, and they would go on writing to an unlocked run. SIGTERM
+        does not cut them off, since it may follow the Ctrl+C, or the end of the run, that they leave after.
         """
         try:
-            self.end_gracefully()
+            try:
+                self.end_gracefully()
+            except Terminated:  # further ones are ignored
+                self.end_gracefully()
+                raise
         except BaseException:
             for peer in (*self.processes.values(), self.page):
                 if peer.process is not None:
