@@ -1,8 +1,10 @@
 """The newest checkpoint's model folder as one file: packed on the host, fetched by other machines."""
 
+import errno
 import json
 import os
 import re
+import shutil
 import time
 import zipfile
 from collections.abc import Callable
@@ -49,13 +51,16 @@ class Download:
 def pack(checkpoint: Checkpoint, folder: Path) -> None:
     """Pack the checkpoint's model folder into one file in `folder`, replacing the previous one.
 
-    Raises ValueError if the checkpoint is damaged, OSError if it was removed meanwhile or the disk is full.
+    Raises ValueError if the checkpoint is damaged or removed; OSError, before anything is written, if the disk has no
+    room, to which the next checkpoint is written too.
     """
     checkpoint.check()
     source, name = checkpoint.folder / "model", f"model-step-{checkpoint.step:06d}"
-    path = folder / f"{name}.zip"
+    path, files = folder / f"{name}.zip", sorted(source.rglob("*"))
+    if shutil.disk_usage(folder).free < sum(file.stat().st_size for file in files):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for file in sorted(source.rglob("*")):
+        for file in files:
             archive.write(file, f"{name}/{file.relative_to(source)}")
     size_bytes, sha256 = path.stat().st_size, sha256_file(path)
     write_json(

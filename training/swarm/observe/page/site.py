@@ -80,6 +80,7 @@ class Site:
         self.named = self.changing_files()
         """The pictures and the model that the latest run.json names, at first all that are there."""
         self.packed_step: int | None = None
+        """The step of the latest checkpoint that is packed, or damaged."""
         self.unpacked_step: int | None = None
         """The step of the latest checkpoint that could not be packed."""
         self.due_s = -math.inf
@@ -121,13 +122,16 @@ class Site:
         return found[-1] if found else None
 
     def pack(self, newest: Checkpoint | None) -> None:
-        """Pack a checkpoint for the page, unless it is packed; why it cannot be is reported once."""
+        """Pack a checkpoint for the page, unless it is packed or damaged; why it cannot be is reported once."""
         if self.run_dir is None or newest is None or newest.step == self.packed_step:
             return
         try:
             model_file.pack(newest, self.run_dir / PUBLIC)
             self.packed_step = newest.step
-        except (ValueError, OSError) as error:  # removed meanwhile, or the disk is full: the next refresh tries again
+        except ValueError as error:
+            self.on_notice(f"the checkpoint of step {newest.step} stays off the page: {error}")
+            self.packed_step = newest.step
+        except OSError as error:  # the disk may be full: the next refresh tries again
             if newest.step != self.unpacked_step:
                 self.on_notice(f"the checkpoint of step {newest.step} is not on the page yet: {error}")
             self.unpacked_step = newest.step

@@ -1,8 +1,6 @@
 """The folder of the run's page."""
 
-import errno
 import json
-import os
 import shutil
 import tomllib
 import urllib.request
@@ -19,7 +17,7 @@ pytest.importorskip("gradio")
 from dalle_lean.io.files import sha256_file
 from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, settings_of, simulate
 from tests.training.swarm.observe.test_overview import record
-from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.host.host_config import HostConfig
 from training.swarm.observe.overview import summarize
 from training.swarm.observe.page import site as pages
@@ -108,7 +106,9 @@ def test_a_checkpoint_that_met_a_full_disk_is_on_the_page_once_there_is_room(tmp
     Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(3, build_model(settings), [], 2.0)
     site = open_site(tmp_path, run_dir=run_dir)
     site.on_notice = notices.append
-    monkeypatch.setattr(pages.model_file, "pack", full_disk)
+    usage = shutil.disk_usage(run_dir)
+    monkeypatch.setattr(pages.model_file.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(pages.model_file, "atomic_write", pytest.fail)
     for _ in range(2):
         site.due_s = 0.0
         site.poll(None, board_of(tmp_path), PeerRecords({}, 0))
@@ -121,8 +121,26 @@ def test_a_checkpoint_that_met_a_full_disk_is_on_the_page_once_there_is_room(tmp
     ]
 
 
-def full_disk(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_damaged_checkpoint_is_not_read_at_every_refresh_and_the_next_one_is_on_the_page(tmp_path, monkeypatch):
+    settings, run_dir, notices = settings_of(100), tmp_path / "run", []
+    (run_dir / "public").mkdir(parents=True)
+    tokenizer_of(run_dir)
+    checkpoints = Checkpoints(run_dir, settings, HostConfig(ports={}), print)
+    checkpoints.save(3, build_model(settings), [], 2.0)
+    [first] = list_checkpoints(run_dir, print)
+    (first.folder / "model/model.safetensors").write_bytes(b"")
+    site = open_site(tmp_path, run_dir=run_dir)
+    site.on_notice = notices.append
+    site.pack(first)
+    monkeypatch.setattr(pages.model_file, "pack", pytest.fail)
+    site.pack(first)
+    monkeypatch.undo()
+    [notice] = [notice for notice in notices if "page" in notice]
+    assert notice.startswith("the checkpoint of step 3 stays off the page: ")
+    checkpoints.save(6, build_model(settings), [], 2.0)
+    site.close()
+    site.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+    assert shown(site)["checkpoint"]["step"] == 6
 
 
 def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path):
