@@ -102,8 +102,9 @@ def make_run(
         first_weights = "" if known is None else known.swarm.first_weights
         if init is not None and known is None:
             first_model, first_weights = load_init(init, shards.info), sha256_file(init / WEIGHTS)
-            if vqgan is None and holds_vqgan_of(init, shards.info):
-                vqgan = init / "vqgan"
+        lacks_vqgan = vqgan is None and (known is None or previous.vqgan is None)
+        if lacks_vqgan and init is not None and holds_vqgan_of(init, shards.info):
+            vqgan = init / "vqgan"
         settings = new_settings(run_dir, data, shards, recipe, tokenizer, init)
         key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
         swarm = dataclasses.replace(
@@ -145,8 +146,8 @@ def make_run(
 
 def has_begun_with(run_dir: Path, before: SwarmSettings, init: Path) -> bool:
     """Whether the run began with this model folder's weights and needs them no more: it has a checkpoint."""
-    weights = init / WEIGHTS
-    return weights.is_file() and sha256_file(weights) == before.swarm.first_weights and has_intact_checkpoint(run_dir)
+    first, weights = before.swarm.first_weights, init / WEIGHTS
+    return bool(first) and weights.is_file() and sha256_file(weights) == first and has_intact_checkpoint(run_dir)
 
 
 def hosted_settings(run_dir: Path) -> SwarmSettings:

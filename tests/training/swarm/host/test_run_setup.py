@@ -76,6 +76,24 @@ def test_a_restart_loads_a_given_model_again_only_if_its_weights_changed(shards,
         make(tmp_path / "run", shards, init=model)
 
 
+def test_a_vqgan_that_a_given_model_gets_later_goes_into_the_checkpoints(shards, given_model, tmp_path, monkeypatch):
+    model = shutil.copytree(given_model, tmp_path / "model")
+    monkeypatch.setattr(run_setup, "holds_vqgan_of", lambda folder, _: (folder / "vqgan").exists())
+    monkeypatch.setattr(run_setup, "matching_vqgan", lambda *_: None)
+    first = make(tmp_path / "run", shards, init=model)
+    assert HostConfig.load(tmp_path / "run").vqgan is None
+    (model / "vqgan").mkdir()
+    for _ in range(2):
+        assert make(tmp_path / "run", shards, init=model) == first
+        assert HostConfig.load(tmp_path / "run").vqgan == str(model / "vqgan")
+
+
+def test_a_run_that_began_with_new_weights_hashes_no_model(shards, given_model, tmp_path, monkeypatch):
+    before = make(tmp_path / "run", shards)
+    monkeypatch.setattr(run_setup, "sha256_file", lambda *_: pytest.fail("the model was hashed"))
+    assert not run_setup.has_begun_with(tmp_path / "run", before, given_model)
+
+
 def test_the_same_command_goes_on_however_the_given_tokenizer_is_written(shards, given_model, tmp_path):
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(json.dumps({**read_json(given_model / "tokenizer.json"), "padding": None}))
