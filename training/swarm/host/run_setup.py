@@ -63,8 +63,11 @@ def make_run(
     admission: str | None = None,
     port: int | None = None,
     donors: int | None = None,
+    announce: str | None = None,
+    listen: str | None = None,
+    publish: str | None = None,
+    peer_list: str | None = None,
     on_notice: OnNotice,
-    **machine: str | None,
 ) -> SwarmSettings:
     """Create the folder of a run, or update the addresses of an existing one.
 
@@ -77,14 +80,14 @@ def make_run(
         port: see `choose_ports`.
         donors: number of donors; a second one doubles the memory and takes over at once if the first dies. None keeps
             the run's previous number, at first 1.
-        machine: see `make_host_config`.
+        announce, listen, publish, peer_list: see HostConfig; None keeps the previous value.
 
     Raises ValueError if the existing run has other settings; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
     previous = previous_config(run_dir)
-    has_list = Path(given).is_file() if (given := machine.get("peer_list")) else previous.peer_list is not None
+    has_list = Path(peer_list).is_file() if peer_list else previous.peer_list is not None
     admission = checked_admission(before, admission, has_list)
     vqgan_fingerprint = first_model = None
     known = before if before and init and has_begun_with(run_dir, before, init) else None
@@ -127,7 +130,10 @@ def make_run(
         port,
         vqgan=None if vqgan is None else str(vqgan.resolve()),
         vqgan_fingerprint=vqgan_fingerprint,
-        **machine,
+        announce=announce,
+        listen=listen,
+        publish=publish,
+        peer_list=peer_list,
     )
     swarm = dataclasses.replace(
         settings.swarm,
@@ -220,14 +226,16 @@ def make_helper(
     *,
     code: str = "",
     port: int | None = None,
-    **machine: str | None,
+    announce: str | None = None,
+    listen: str | None = None,
+    peer_list: str | None = None,
 ) -> SwarmSettings:
     """Create or update the folder of another helper for the run at `addresses`, which is hosted elsewhere.
 
     Args:
         code: of the host's invitation, the first time.
         port: see `choose_ports`.
-        machine: see `make_host_config`.
+        announce, listen, peer_list: see HostConfig; None keeps the previous value.
 
     Raises ValueError if no helper there serves the run's files and the folder does not have them, and Refused.
     """
@@ -239,7 +247,9 @@ def make_helper(
         if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} serves the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one does")
-    make_host_config(run_dir, [HELPER_NAME], port, helper_of=addresses, **machine)
+    make_host_config(
+        run_dir, [HELPER_NAME], port, helper_of=addresses, announce=announce, listen=listen, peer_list=peer_list
+    )
     return read_settings(run_dir)
 
 
