@@ -205,8 +205,6 @@ def fetch_public(dht: hivemind.DHT, address: str, name: str, start: int = 0) -> 
     Raises Unanswered if there is none.
     """
     content: bytes = call(dht, address, "rpc_read_public", uid=name, metadata=start, is_json=False)
-    if len(content) > CHUNK_BYTES:
-        raise Unanswered(f"{address} sends more than {CHUNK_BYTES} bytes of {name} at once")
     return content
 
 
@@ -259,6 +257,8 @@ def read_answer(address: str, method: str, answer: bytes | str, *, is_json: bool
     """The content of an answer of `ask`; raises Unanswered if it is none."""
     if isinstance(answer, str):
         raise Unanswered(f"{address} did not answer {method.removeprefix('rpc_')}: {answer}")
+    if not is_json and len(answer) > CHUNK_BYTES:
+        raise Unanswered(f"{address} sends more than {CHUNK_BYTES} bytes of a file at once")
     try:
         return json.loads(answer) if is_json else answer
     except (ValueError, RecursionError):

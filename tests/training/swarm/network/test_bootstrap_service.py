@@ -143,6 +143,17 @@ def test_a_large_public_file_is_handed_out_in_chunks(run, newcomer, address):
         fetch_public(newcomer, address, "large", -1)
 
 
+def test_a_chunk_that_is_larger_than_helpers_send_is_refused_from_one_and_left_out_of_several(
+    run, newcomer, address, monkeypatch
+):
+    (run / "public").mkdir(exist_ok=True)
+    (run / "public" / "large").write_bytes(bytes(8))
+    monkeypatch.setattr(offer, "CHUNK_BYTES", 7)  # here, not in the helper's process
+    with pytest.raises(Unanswered, match="sends more than 7 bytes of a file at once"):
+        fetch_public(newcomer, address, "large")
+    assert call_each(newcomer, {address: "large"}, "rpc_read_public", is_json=False) == {}
+
+
 @pytest.mark.parametrize("name", ["../swarm.toml", "absent.json", ".hidden", ""])
 def test_nothing_else_is_handed_out(run, newcomer, address, name):
     (run / "public").mkdir(exist_ok=True)
