@@ -118,10 +118,10 @@ function showJoin(run) {
     place("admission").textContent = (ADMISSION[run.admission] ?? "") + (/ --data COPY$/.test(run.join) ? COPY : "");
     for (const id of ["method", "security"]) place(id).replaceChildren(...run[id].map(text => element("p", text)));
     place("needs").textContent = `${megabytes(run.needs.ram_bytes)} of free memory (${megabytes(run.needs.gpu_bytes)} on a GPU), a clock set by the network, and ${megabytes(run.needs.download_bytes)} to fetch the model's state at first:`;
-    place("model").hidden = !run.checkpoint && !run.prompt_page;
     const link = place("prompt-page");
     link.hidden = !/^(https?:\/\/|draw\/$)/.test(run.prompt_page ?? "");
     if (!link.hidden) link.firstElementChild.href = run.prompt_page;
+    place("model").hidden = !run.checkpoint && link.hidden;
     place("checkpoint").hidden = !run.checkpoint;
     if (!run.checkpoint) return;
     const {file, step, size_bytes, sha256} = run.checkpoint;

@@ -179,6 +179,13 @@ def test_a_prompt_page_without_a_checkpoint_shows_nothing_to_download(visit):
     assert not page.locator("#checkpoint").is_visible()
 
 
+def test_an_address_that_is_no_web_address_leaves_no_empty_section(visit, tmp_path):
+    site = open_site(tmp_path, prompt_page="javascript:alert(1)")
+    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    with served(site.folder, "127.0.0.1:0") as url:
+        assert not visit(url).locator("#model").is_visible()
+
+
 def test_a_name_is_text_and_never_markup(visit):
     page = visit()
     assert MARKUP in page.locator("#board").inner_text()
