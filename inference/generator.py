@@ -3,6 +3,7 @@
 n pictures, m codes given, I codes in a picture, R rows.
 """
 
+import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -88,7 +89,7 @@ class Generator:
         if "vqgan/config.json" not in content["parts"]:
             raise UserError(
                 f"{path}: vqgan/config.json is missing; add the VQGAN whose codes the model was trained on: "
-                f"dalle-lean pack {path} OUT --vqgan FOLDER"
+                f"dalle-lean pack {shlex.quote(str(path))} OUT --vqgan FOLDER"
             )
         clip = path / "clip" if "clip/config.json" in content["parts"] else None
         ranker = make_scorer(scorer, clip, where, checked=True)  # before the weights: its name may be wrong
