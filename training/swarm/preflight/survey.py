@@ -137,7 +137,7 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
             )
         settings = found.run.settings
         check_resources(found, settings, options, report)
-        report(check_helpers(dht, reason, settings))
+        report(check_helpers(dht, reason))
         offset_s = first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())
         report(checks.check_clock(offset_s))
         reachable = None
@@ -233,12 +233,11 @@ def default_folder(runs: Path, settings: SwarmSettings) -> Path:
     return of_this_name if of_this_name.exists() else lasting
 
 
-def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings) -> Check:
+def check_helpers(dht: hivemind.DHT | None, reason: str) -> Check:
     """Whether a helper answers."""
     if dht is None:
         return Check("swarm", PROBLEM, reason, "check that this machine is online, or ask the host for its address")
-    found = "a helper answers; only admitted peers see the progress" if settings.swarm.run_key else "a helper answers"
-    return Check("swarm", OK, found)
+    return Check("swarm", OK, "a helper answers")
 
 
 def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions, dht: hivemind.DHT) -> Check:
