@@ -1,4 +1,4 @@
-"""Decoded pictures in a memory-mapped file.
+"""Decoded pictures in a memory-mapped file, and their reconstructions by a VQGAN.
 
 Shapes: N pictures, S side in pixels.
 """

@@ -22,7 +22,7 @@ def prefetch(
     stop_waiting: Callable[[], bool] | None = None,
     notice_s: float = NOTICE_S,
 ) -> Generator[T, None, None]:
-    """Yield the same items in the same order, at most `ahead` of them produced in advance.
+    """Yield the same items in the same order, at most `ahead` + 1 of them produced in advance.
 
     Args:
         items: iterated and closed in another thread; its exceptions are raised here.

@@ -28,7 +28,7 @@ def test_no_more_is_made_ahead_than_asked_for():
 
     ahead = prefetch(items(), 3)
     assert next(ahead) == 0
-    until(lambda: len(made) == 5)  # one given, three waiting, one in hand
+    until(lambda: len(made) == 5)  # one given, four waiting
     time.sleep(0.05)
     assert len(made) == 5
     assert list(ahead) == list(range(1, 20))
