@@ -1,4 +1,4 @@
-"""Files and folders: atomic writes and content hashes."""
+"""Files and folders: atomic writes, locks and content hashes."""
 
 import glob
 import hashlib
@@ -38,6 +38,16 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for a lock file and exclude other processes; the kernel releases the lock of a killed one."""
+    import fcntl  # Windows has none
+
+    with open(path, "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def check_output_folder(folder: Path) -> None:

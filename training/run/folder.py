@@ -46,14 +46,6 @@ def run_folder(out: Path) -> Iterator[None]:
             raise
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for a lock file and exclude other processes; the kernel releases the lock of a killed one."""
-    with open(path, "a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def remove_leftovers(out: Path) -> None:
     """Remove hidden files whose names end in .tmp."""
     for pattern in (".*.tmp", "checkpoint/.*.tmp", "samples/.*.tmp"):

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import write_bytes
-from training.run.folder import locked
+from dalle_lean.io.files import locked, write_bytes
 from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
 BANS = "bans"

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from dalle_lean.io.files import read_json, write_json
-from training.run.folder import locked
+from dalle_lean.io.files import locked, read_json, write_json
 from training.swarm.admission.bans import WatchedFile
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import Forged, SigningKey

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from dalle_lean import Dalle, load_model, save_model
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import fresh_folder, read_json, sha256_file, sync_folder, write_json
+from dalle_lean.io.files import fresh_folder, locked, read_json, sha256_file, sync_folder, write_json
 from dalle_lean.io.model_folder import check_parts
 from dalle_lean.io.safetensors_io import read_weights, save_weights
 from dalle_lean.progress import OnNotice, silent
-from training.run.folder import locked, placed_vocabulary
+from training.run.folder import placed_vocabulary
 from training.swarm.config import SWARM_TOML, SwarmSection, SwarmSettings, read_settings, write_settings
 from training.swarm.host.host_config import HostConfig
 

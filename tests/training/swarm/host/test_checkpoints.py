@@ -14,10 +14,10 @@ import torch
 
 from dalle_lean import load_model
 from dalle_lean.errors import UserError
+from dalle_lean.io.files import locked
 from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS, tiny_dalle
 from tests.training.swarm.host.small_run import make, run_program
-from training.run.folder import locked
 from training.run.recipe import Recipe, ScheduleRecipe
 from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
 from training.swarm.host.checkpoints import (
