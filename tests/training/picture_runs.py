@@ -14,14 +14,13 @@ from training.run.metrics import read_metrics
 
 KILLED = """
 import os, pickle, signal, sys
-from tests.training.picture_runs import train_on_pictures
 
 def on_progress(done, total, note):
     if note.startswith(f"step {step}/"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-step, arguments, inputs = pickle.load(sys.stdin.buffer)
-train_on_pictures(*arguments, on_progress=on_progress, **inputs)
+step, (run_class, *arguments), inputs = pickle.load(sys.stdin.buffer)
+run_class(*arguments, on_progress=on_progress, **inputs).go(on_progress)
 """
 
 
