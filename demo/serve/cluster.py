@@ -166,20 +166,21 @@ class RunningEngine:
                 graceful_shutdown_timeout_s=STOP_S,
             )
             serve.run(front.bind(at_once, waiting, self.most_replicas * self.units_per_replica), name=FRONT)
-        handle, due_s = serve.get_app_handle(FRONT), time.monotonic() + SWITCH_S
+        handle, due_s, has_switched = serve.get_app_handle(FRONT), time.monotonic() + SWITCH_S, False
         while True:
-            newest, prompts = None, {}
-            with suppress(TimeoutError, RayError, RayServeException):  # it is busy, or it has died and another starts
+            # The front or Ray Serve may be busy, or may have died and start again; then the next round tries again.
+            with suppress(TimeoutError, RayError, RayServeException):
                 newest, prompts = handle.in_use.remote().result(timeout_s=FRONT_ANSWER_S)
-            if newest == name:
-                # Of the cluster, not of the front: one that has been restarted knows no previous model.
-                previous = [old for old in serve.status().applications if old.startswith(DRAWERS) and old != name]
-                if not previous:
-                    return
-                for old in previous:
-                    if not prompts.get(old):
-                        serve.delete(old)
-            elif time.monotonic() > due_s:
+                if newest == name:
+                    has_switched = True
+                    # Of the cluster, not of the front: one that has been restarted knows no previous model.
+                    previous = [old for old in serve.status().applications if old.startswith(DRAWERS) and old != name]
+                    if not previous:
+                        return
+                    for old in previous:
+                        if not prompts.get(old):
+                            serve.delete(old)
+            if not has_switched and time.monotonic() > due_s:
                 serve.delete(name)
                 raise UserError(f"the engine's front did not switch to {folder} in {SWITCH_S:.0f} s; try again")
             time.sleep(DRAIN_POLL_S)

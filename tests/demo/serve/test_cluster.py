@@ -18,6 +18,18 @@ from demo.service.drawing_service import UPLOADS_WAITING
 from demo.service.scheduler import Busy
 
 
+def failing(call, *errors):
+    """The call, except that its first uses raise these errors; None lets a use pass."""
+    left = list(errors)
+
+    def attempt(*given, **options):
+        if left and (error := left.pop(0)) is not None:
+            raise error
+        return call(*given, **options)
+
+    return attempt
+
+
 @pytest.mark.parametrize("dead", [False, True])
 def test_a_model_that_the_front_never_switches_to_is_removed_again_and_an_error(model_folder, monkeypatch, dead):
     old, deleted = f"{DRAWERS}old", []
@@ -43,27 +55,34 @@ def test_a_model_that_the_front_never_switches_to_is_removed_again_and_an_error(
 
 
 def test_a_previous_model_is_removed_once_idle_though_a_restarted_front_does_not_know_it(model_folder, monkeypatch):
+    """And though any call fails once, the front's when it is too late to switch."""
     forgotten, drawing = f"{DRAWERS}forgotten", f"{DRAWERS}drawing"
     running = {FRONT: None, forgotten: None, drawing: None}
     prompts, deleted = {drawing: 1}, []
 
     def result(timeout_s):
         *_, newest = running
-        answer = newest, {newest: 2, **prompts}
-        prompts.clear()
-        return answer
+        if forgotten not in running:
+            prompts.clear()
+        return newest, {newest: 2, **prompts}
 
     def delete(name):
+        assert name not in prompts
         deleted.append(name)
         del running[name]
 
-    in_use = SimpleNamespace(remote=lambda: SimpleNamespace(result=result))
+    def status():
+        return SimpleNamespace(applications=running)
+
+    answer = failing(result, None, TimeoutError())
+    in_use = SimpleNamespace(remote=lambda: SimpleNamespace(result=answer))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
     monkeypatch.setattr(serve, "run", lambda drawers, name, route_prefix: running.update({name: None}))
-    monkeypatch.setattr(serve, "delete", delete)
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=running))
+    monkeypatch.setattr(serve, "delete", failing(delete, TimeoutError()))
+    monkeypatch.setattr(serve, "status", failing(status, None, ray.exceptions.RayError()))
     monkeypatch.setattr(serve, "get_app_handle", lambda name: SimpleNamespace(in_use=in_use))
     monkeypatch.setattr(cluster, "DRAIN_POLL_S", 0.0)
+    monkeypatch.setattr(cluster, "SWITCH_S", 0.0)
     cluster.RunningEngine(cluster.EngineSettings()).load(model_folder)
     assert deleted == [forgotten, drawing]
     assert len(running) == 2
