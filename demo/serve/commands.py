@@ -71,6 +71,6 @@ def serve(
                     engine.load(find_model(model))
                     say("the new model draws")
                 except (UserError, OSError) as error:
-                    warn(f"the previous model stays: {error}")
+                    warn(f"the previous model stays: {' '.join(str(error).split()) or type(error).__name__}")
     finally:
         say("the engine has ended")

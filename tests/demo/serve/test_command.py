@@ -16,7 +16,6 @@ from gradio_client import Client
 
 from dalle_lean.cli import main
 from dalle_lean.errors import UserError
-from demo.server import free_port
 from tests.children import PROGRAM, kill_family, start
 from tests.demo.conftest import own_port
 
@@ -33,18 +32,27 @@ def wait_for(process, log, words):
     raise AssertionError(log.read_text())
 
 
+@pytest.fixture
+def handlers():
+    """Puts the handlers of the signals back that `serve` handles."""
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGHUP, signal.SIGTERM)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
 def test_a_taken_port_is_said_with_the_option_that_chooses_it(folder, capsys):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        ports = ["--port", str(free_port("127.0.0.1", 28400, 100)), "--metrics-port", str(port)]
+        ports = ["--port", str(own_port(28400)), "--metrics-port", str(port)]
         with pytest.raises(SystemExit):
             main(["serve", str(folder), *ports])
     assert f"port {port} is taken; choose another with --metrics-port" in capsys.readouterr().err
 
 
-def test_on_a_cluster_a_taken_metrics_port_is_none_of_the_engines(folder, monkeypatch, capsys):
+def test_on_a_cluster_a_taken_metrics_port_is_none_of_the_engines(folder, handlers, monkeypatch, capsys):
     def start_elsewhere(*given):
         raise UserError("the cluster is away")
 
@@ -59,8 +67,9 @@ def test_on_a_cluster_a_taken_metrics_port_is_none_of_the_engines(folder, monkey
     assert "error: the cluster is away" in capsys.readouterr().err
 
 
-def test_a_reload_that_cannot_read_the_folder_leaves_the_engine_running(folder, monkeypatch, capsys):
-    failures = iter([PermissionError(13, "Permission denied", "model.safetensors"), KeyboardInterrupt()])
+def test_a_reload_that_cannot_read_the_folder_leaves_the_engine_running(folder, handlers, monkeypatch, capsys):
+    denied = PermissionError(13, "Permission denied", "model.safetensors")
+    failures = iter([denied, OSError("two\nlines"), TimeoutError(), KeyboardInterrupt()])
 
     def load(folder):
         os.kill(os.getpid(), signal.SIGHUP)
@@ -72,22 +81,19 @@ def test_a_reload_that_cannot_read_the_folder_leaves_the_engine_running(folder, 
         yield SimpleNamespace(load=load)
 
     monkeypatch.setattr("demo.serve.cluster.engine_running", engine_running)
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(["serve", str(folder), "--port", str(own_port(28400)), "--metrics-port", str(own_port(28600))])
-    finally:
-        for kind, handler in handlers.items():
-            signal.signal(kind, handler)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(folder), "--port", str(own_port(28400)), "--metrics-port", str(own_port(28500))])
     assert ended.value.code == 130
-    assert "the previous model stays: [Errno 13] Permission denied: 'model.safetensors'" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    reasons = [words for line in said for words in line.split("the previous model stays: ")[1:]]
+    assert reasons == ["[Errno 13] Permission denied: 'model.safetensors'", "two lines", "TimeoutError"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_page_draws_by_the_engine_which_ends_without_a_trace(folder, tmp_path, ending, code):
-    port, metrics_port = free_port("127.0.0.1", 28400, 100), free_port("127.0.0.1", 28600, 100)
+    port, metrics_port = own_port(28400), own_port(28500)
     ports = ["--port", str(port), "--metrics-port", str(metrics_port)]
     logs = tmp_path / "engine", tmp_path / "page"
     with logs[0].open("w") as output:
@@ -97,7 +103,7 @@ def test_a_page_draws_by_the_engine_which_ends_without_a_trace(folder, tmp_path,
     try:
         address = wait_for(engine, logs[0], r"the engine is at (\S+),")[1]
         with logs[1].open("w") as output:
-            command = [*PROGRAM, "demo", "--serve", address, "--port", str(free_port("127.0.0.1", 28700, 100))]
+            command = [*PROGRAM, "demo", "--serve", address, "--port", str(own_port(28800))]
             page = start(command, stdout=output, stderr=subprocess.STDOUT)
         client = Client(wait_for(page, logs[1], r"the prompt page is at (\S+)")[1], verbose=False)
         pictures, facts = client.predict("a red heart", num_images=16, best=3, seed=3, api_name="/draw")
@@ -125,7 +131,7 @@ def test_a_page_draws_by_the_engine_which_ends_without_a_trace(folder, tmp_path,
 
 @pytest.mark.slow
 def test_ctrl_c_while_the_engine_starts_is_answered_in_our_words_alone(tmp_path):
-    port, metrics_port = free_port("127.0.0.1", 28400, 100), free_port("127.0.0.1", 28600, 100)
+    port, metrics_port = own_port(28400), own_port(28500)
     log = tmp_path / "log"
     with log.open("w") as output:
         options = ["--device", "cpu", "--port", str(port), "--metrics-port", str(metrics_port)]
