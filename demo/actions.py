@@ -24,7 +24,7 @@ from inference.ranking import all_alike, all_blank
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
-LARGEST_SEED = 2**53 - 1  # that the seed box, a number in JavaScript, holds exactly
+LARGEST_EXACT_SEED = 2**53 - 1  # the seed box is a number in JavaScript
 
 Update = dict[Any, Any]
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Actions:
-    """The page's behaviour, for one service and one set of components, `page.add_parts`.
+    """The page's behaviour, for one service and the components that `page.add_parts` makes.
 
     examples: prompts to suggest if the model knows no word of the visitor's prompt.
     """
@@ -86,8 +86,9 @@ class Actions:
             return
         values = self.values(controls)
         if (seed := asked.get("seed", "")).isdecimal():
-            if len(seed) > len(str(LARGEST_SEED)) or int(seed) > LARGEST_SEED:
-                said = f"the address's seed is larger than {LARGEST_SEED}, the largest on this page"
+            if len(seed) > len(str(LARGEST_EXACT_SEED)) or int(seed) > LARGEST_EXACT_SEED:
+                largest = f"{LARGEST_EXACT_SEED}, the largest that the seed box holds exactly"
+                said = f"the address's seed is larger than {largest}"
                 yield {self.parts.prompt: cut_prompt(asked["prompt"]), **self.ended(views.failure(said))}
                 return
             fresh, values["seed"] = False, int(seed)

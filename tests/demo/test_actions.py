@@ -297,7 +297,7 @@ def test_a_seed_in_the_address_that_the_box_cannot_hold_exactly_is_refused(servi
     tab = SimpleNamespace(query_params={"prompt": "a red heart", "seed": seed}, session_hash="tab")
     [only] = named_actions(service).open(tab, False, *WISH.values())
     assert only["prompt"] == "a red heart"
-    assert "seed is larger than 9007199254740991, the largest on this page." in only["status"]
+    assert "seed is larger than 9007199254740991, the largest that the seed box holds exactly." in only["status"]
     assert "seed" not in only
 
 
