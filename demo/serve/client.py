@@ -162,7 +162,7 @@ class RemoteService(DrawingService):
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
         """As DrawingService does. If the engine breaks off, asks again: the pictures are the same whenever drawn.
 
-        UserError if it stays away for PATIENCE_S, or breaks off MOST_BREAKS times.
+        UserError if it stays away for PATIENCE_S, or goes away MOST_BREAKS times.
         """
         if time.monotonic() - self.refreshed_s > REFRESH_S:
             self.refresh()
@@ -171,16 +171,15 @@ class RemoteService(DrawingService):
         away_since_s: float | None = None
         breaks = 0
         while True:
-            has_begun = False
             try:
                 for event in self.answer(request):
-                    has_begun, away_since_s = True, None
+                    away_since_s = None
                     yield event
                     if isinstance(event, Done):
                         return
             except EngineAway as away:
-                away_since_s = away_since_s or time.monotonic()
-                breaks += has_begun
+                if away_since_s is None:
+                    away_since_s, breaks = time.monotonic(), breaks + 1
                 if breaks == MOST_BREAKS or time.monotonic() - away_since_s > PATIENCE_S:
                     raise UserError(f"the engine is away: {away}; try again later") from None
             # Again, so that the page can react to Stop in the meantime.
