@@ -28,8 +28,13 @@ Batch = list[Part]  # parts with the same number of pictures
 class Kind(NamedTuple):
     """What pictures must have in common to be drawn together."""
 
-    guided: bool  # a guided picture takes two rows
+    guided: bool
     num_given: int  # codes given with the request
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that a picture takes."""
+        return 2 if self.guided else 1
 
 
 def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) -> list[Batch]:
@@ -41,7 +46,7 @@ def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) 
     batches: list[Batch] = []
     open_batches: dict[tuple[int, Kind], Batch] = {}
     for request, (count, kind) in enumerate(zip(counts, kinds, strict=True)):
-        most = max(1, batch_size // (2 if kind.guided else 1))
+        most = max(1, batch_size // kind.rows)
         for first in range(0, count, most):
             part = Part(request, range(first, min(first + most, count)))
             key = (len(part.pictures), kind)
@@ -69,13 +74,20 @@ def halve(batch: Batch) -> list[Batch]:
     return [[Part(request, pictures[:middle])], [Part(request, pictures[middle:])]]
 
 
-def halve_large(failed: Batch, waiting: Sequence[Batch]) -> list[Batch]:
-    """Halve a batch that did not fit into memory, and those waiting that have as many pictures."""
+def halve_large(failed: Batch, waiting: Sequence[Batch], kinds: Sequence[Kind]) -> list[Batch]:
+    """Halve a batch that did not fit into memory, and those waiting that have as many rows and several pictures."""
 
-    def size(batch: Batch) -> int:
-        return sum(len(part.pictures) for part in batch)
+    def rows(batch: Batch) -> int:
+        return num_pictures(batch) * kinds[batch[0].request].rows
 
-    return [part for one in (failed, *waiting) for part in (halve(one) if size(one) >= size(failed) else [one])]
+    batches = halve(failed)
+    for batch in waiting:
+        batches += halve(batch) if rows(batch) >= rows(failed) and num_pictures(batch) > 1 else [batch]
+    return batches
+
+
+def num_pictures(batch: Batch) -> int:
+    return sum(len(part.pictures) for part in batch)
 
 
 def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:

@@ -186,7 +186,7 @@ class Generator:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                waiting = halve_large(batch, waiting)
+                waiting = halve_large(batch, waiting, kinds)
                 continue
             done += len(codes) * (codes.shape[1] - given)
             for (number, pictures), part_codes in zip(batch, codes.chunk(len(batch)), strict=True):

@@ -5,7 +5,17 @@ import torch
 
 from dalle_lean import DalleConfig
 from dalle_lean.errors import is_out_of_memory
-from inference.batching import Kind, Part, default_batch_size, halve, picture_bytes, plan_batches, whole_groups
+from inference.batching import (
+    Kind,
+    Part,
+    default_batch_size,
+    halve,
+    halve_large,
+    num_pictures,
+    picture_bytes,
+    plan_batches,
+    whole_groups,
+)
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
@@ -16,7 +26,7 @@ PLAIN, GUIDED = Kind(False, 0), Kind(True, 0)
 
 
 def sizes(batches):
-    return [sum(len(part.pictures) for part in batch) for batch in batches]
+    return [num_pictures(batch) for batch in batches]
 
 
 def rows_of(batches, kinds):
@@ -64,6 +74,14 @@ def test_halving_loses_no_picture():
     assert sorted(pieces) == [(request, picture) for request in range(3) for picture in range(5)]
     with pytest.raises(MemoryError, match="even one picture"):
         halve([Part(3, range(1))])
+
+
+def test_waiting_batches_with_as_many_rows_as_one_without_memory_are_halved_too():
+    kinds = [PLAIN, PLAIN, GUIDED, GUIDED]
+    waiting = [[Part(1, range(3))], [Part(2, range(2))], [Part(3, range(1))]]
+    assert sizes(halve_large([Part(0, range(4))], waiting, kinds)) == [2, 2, 3, 1, 1, 1]
+    # A guided picture takes as many rows as two others, but cannot be halved.
+    assert sizes(halve_large([Part(0, range(2))], waiting, kinds)) == [1, 1, 1, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
