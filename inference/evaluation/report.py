@@ -1,7 +1,6 @@
 """An evaluation as a folder: report.html for people, report.json for programs, pictures.png to share."""
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from inference.evaluation.distribution_metrics import Distances
 from inference.evaluation.evaluate import Evaluation
 from inference.evaluation.questions import ATTRIBUTES, num_subjects
 from inference.evaluation.stats import SIGNIFICANT, Proportion
-from inference.gallery import tile_sheet, write_png
+from inference.gallery import png_bytes, tile_sheet, write_png
 
 SHOWN = 12  # pictures shown of each attribute, and of the captions
 ON_SHEET = 16
@@ -63,9 +62,7 @@ def page(evaluation: Evaluation, title: str) -> str:
 
 def png_url(picture: Image.Image) -> str:
     """A URL that holds the picture itself."""
-    file = io.BytesIO()
-    picture.save(file, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(png_bytes(picture, {})).decode()
 
 
 def ranking_curves(evaluation: Evaluation) -> dict[str, dict[int, Proportion]]:

@@ -175,7 +175,7 @@ def without_clip(generator_without_clip, data, tmp_path_factory):
     """The evaluation and its page."""
     sizes = EvalConfig(best_of=(1, 2), questions=1, captions=2, pictures=9, grid_questions=0)
     found, out = evaluate(generator_without_clip, data, sizes, inception=Brightness()), tmp_path_factory.mktemp("out")
-    write_report(out, found, "Evaluation")
+    write_report(out, found, "Evaluation of <b>&")
     return found, (out / "report.html").read_text()
 
 
@@ -186,6 +186,10 @@ def test_a_model_without_a_clip_shows_its_first_picture(without_clip):
     assert found.comparisons == []
     assert "Nothing ranked the pictures: one was drawn for each prompt." in content
     assert "<svg" not in content
+
+
+def test_what_the_page_quotes_is_escaped(without_clip):
+    assert "<h1>Evaluation of &lt;b&gt;&amp;</h1>" in without_clip[1]
 
 
 def test_the_frechet_distances_are_of_as_many_pictures_of_each(without_clip):
