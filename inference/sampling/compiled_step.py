@@ -21,6 +21,9 @@ from inference.sampling.packed_decoder import BranchWeights, LayerWeights, Packe
 from inference.sampling.plain_step import load_inputs
 from inference.sampling.prefill import Prompts
 
+VALUES_PER_THREAD = 2**12
+"""Of the stream; for fewer, another thread is not worth waiting for, least of all on a busy machine."""
+
 forked = False
 if hasattr(os, "register_at_fork"):
 
@@ -128,7 +131,7 @@ class CompiledStep:
     def __call__(self, codes: Tensor, column: int, row: int, place: Tensor) -> Tensor:
         """Read the codes [R] at `place` [1] -> float32 logits [R, C] of the codes after them."""
         decoder, count, place_index = self.decoder, self.prompts.count, row * self.config.image_side + column
-        self.kernels.use_threads(min(torch.get_num_threads(), len(codes)))
+        self.kernels.use_threads(min(torch.get_num_threads(), max(1, self.hidden.numel() // VALUES_PER_THREAD)))
         a, b = decoder.streams(decoder.embed(codes, place))
         rotation = self.rotations[place_index]
         seen = {kind: seen_cells(bias[place_index]) for kind, bias in self.biases.items()}
