@@ -218,11 +218,19 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         announced = self.announced_donors()
         donors = list(announced.keys() | self.host.donors - {self.peer_id})
         random.shuffle(donors)
-        donors.sort(key=lambda donor: (donor in self.host.donors, announced.get(donor, -1.0)), reverse=True)
+        # No announced step beyond the schedule puts a peer before those at its end.
+        newest = {donor: min(epoch, self.last_epoch) for donor, epoch in announced.items()}
+        donors.sort(key=lambda donor: (donor in self.host.donors, newest.get(donor, -1.0)), reverse=True)
         return donors[:MAX_DONORS]
 
     def load_state_from_peers(
-        self, timeout: float = math.inf, min_epoch: int = 0, max_epoch: float = math.inf, *, donors_only: bool = False
+        self,
+        timeout: float = math.inf,
+        min_epoch: int = 0,
+        max_epoch: float = math.inf,
+        *,
+        donors_only: bool = False,
+        each_s: float = math.inf,
     ) -> bool:
         """Adopt the first valid state; returns whether a donor of the run signed it, or True if the run names none.
 
@@ -231,6 +239,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
             min_epoch: earlier states are not downloaded.
             max_epoch: later states are refused unless a donor signed them.
             donors_only: ask no other peers than the run's donors.
+            each_s: seconds for each peer that is not one of the run's donors.
 
         Raises StateRefused if none is valid; it says what was wrong with each.
         """
@@ -240,7 +249,8 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
             if not named and (donors_only or left_s <= 0):
                 continue
             try:
-                metadata, tensors = self.download(donor, timeout if named else left_s, max(self.first_epoch, min_epoch))
+                allowed_s = timeout if named else min(left_s, each_s)
+                metadata, tensors = self.download(donor, allowed_s, max(self.first_epoch, min_epoch))
                 signed = state_signer(metadata, self.prefix) in self.host.donors
                 if not signed and self.host.donors:
                     self.check_unsigned(metadata, max_epoch)

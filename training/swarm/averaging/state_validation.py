@@ -90,6 +90,17 @@ def validate_state(
 
 
 @torch.no_grad()
+def check_near(own: Sequence[Tensor], offered: Sequence[Tensor], share: float) -> None:
+    """StateRefused if the offered parameters, all together, differ from `own` by more than `share` of their norm."""
+    distance = math.hypot(
+        *(float(torch.dist(new.double(), old.double())) for new, old in zip(offered, own, strict=True))
+    )
+    norm = math.hypot(*(float(old.double().norm()) for old in own))
+    if not distance <= share * norm:
+        raise StateRefused(f"differs from the current weights by {distance:.3g}, more than {share:g} of their norm")
+
+
+@torch.no_grad()
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)

@@ -126,6 +126,10 @@ class DonorTracker(SwarmTracker):
             for key, record in records.items()
         }
 
+    def most_trainers_took(self, epoch: int) -> bool:
+        """Whether more than half of the trainers report that they have reached `epoch`."""
+        return middle_of_trainers(self.records(), -1) >= epoch
+
     async def _progress_reporter(self) -> None:
         reported, expires = None, 0.0
         while not self.shutdown_triggered.is_set():

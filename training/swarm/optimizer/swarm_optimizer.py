@@ -3,19 +3,22 @@
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
+from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.averagers import has_succeeded
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_averager import SwarmStateAverager
-from training.swarm.averaging.state_validation import StateRefused
+from training.swarm.averaging.state_validation import StateRefused, check_near
 from training.swarm.optimizer.progress_tracker import DonorTracker, HelperTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
@@ -23,6 +26,9 @@ KEPT_GROUPS = 100
 SHOWN_MEMBERS = 30
 LONE_CLAIM_ATTEMPTS = 2
 """To download a state that only one peer claims to exist."""
+LAST_STEP_SHARE = 0.1
+"""How far the state of the last step, which no donor signed, may be from a donor's weights before it, relative to their
+norm. LAMB moves each tensor by its norm times the learning rate, which is 0.01 at most in our recipes."""
 
 
 class NoGroup(Exception):
@@ -165,7 +171,8 @@ class SwarmOptimizer(hivemind.Optimizer):
             if self.scheduled_state is not None:
                 self.scheduled_state.cancel()
                 self.scheduled_state = None
-            if self.local_epoch == self.tracker.last_epoch - 1:  # after the last step there is no next group
+            last = self.tracker.last_epoch  # after it there is no next group
+            if self.local_epoch == last - 1 and self.tracker.most_trainers_took(last):
                 self.fetch_last_state()
         self.resyncs_in_row = 0
 
@@ -293,13 +300,40 @@ class SwarmOptimizer(hivemind.Optimizer):
         last = self.tracker.last_epoch
         with self.tracker.pause_updates():
             try:
-                self.state_averager.load_state_from_peers(self.load_state_timeout, min_epoch=last, max_epoch=last)
+                with self.only_near_states():
+                    self.state_averager.load_state_from_peers(
+                        self.load_state_timeout,
+                        min_epoch=last,
+                        max_epoch=last,
+                        each_s=self.load_state_timeout / 2,  # a peer that sends slowly leaves time for another
+                    )
             except StateRefused as refusal:
                 self.on_notice(f"{self.position}, and no state of the last step could be fetched ({refusal})")
                 return
             self.resyncs += 1
             self.on_notice("fetched the state of the last step, which this peer missed")
             self.tracker.update_epoch(last)
+            if not self.client_mode:
+                self.state_averager.state_sharing_priority = last
+
+    @contextmanager
+    def only_near_states(self) -> Iterator[None]:
+        """Also refuse states that are farther from this peer's weights than one step goes; see LAST_STEP_SHARE."""
+        averager = self.state_averager
+        judge, own = averager.validate, averager.state_tensors()[: len(averager.main_parameters)]
+        if judge is None:  # then no unsigned state is taken
+            yield
+            return
+
+        def validate(offered: Sequence[Tensor]) -> None:
+            check_near(own, offered, LAST_STEP_SHARE)
+            judge(offered)
+
+        averager.validate = validate
+        try:
+            yield
+        finally:
+            averager.validate = judge
 
     def can_ignore_lone_claim(self) -> bool:
         """Ignore lone claims from now on; returns whether the swarm's step is known without them.

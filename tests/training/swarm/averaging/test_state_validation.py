@@ -6,7 +6,7 @@ import torch
 from tests.training.swarm.harness import TIMING, Swarm
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
-from training.swarm.averaging.state_validation import StateRefused, validate_state
+from training.swarm.averaging.state_validation import StateRefused, check_near, validate_state
 from training.swarm.peer.gradient_worker import build_model
 
 
@@ -43,6 +43,14 @@ def test_any_parameters_are_better_than_those_that_are_not_finite(judged):
     with torch.no_grad():
         own[0].fill_(torch.nan)
     validate_state(gradients, heldout, own, offered)
+
+
+def test_near_is_measured_over_all_parameters_together():
+    own = [torch.full((4,), 2.0), torch.zeros(3)]
+    check_near(own, [torch.full((4,), 2.1), torch.full((3,), 0.1)], 0.1)
+    for far in ([torch.full((4,), 2.3), torch.zeros(3)], [torch.full((4,), 2.0), torch.full((3,), torch.inf)]):
+        with pytest.raises(StateRefused, match=r"more than 0\.1 of their norm"):
+            check_near(own, far, 0.1)
 
 
 @pytest.mark.slow

@@ -146,8 +146,8 @@ def test_a_donor_that_was_away_fetches_the_state_of_the_step_that_it_reported_be
     assert donor.state_averager.stale
 
 
-def missed(donor, step, monkeypatch):
-    """Has a donor at this step find no group for the next one."""
+def missed(donor, step, monkeypatch, claims=(1,)):
+    """Has a donor at this step find no group for the next one; trainers claim to be this many steps ahead of it."""
 
     def find_no_group(*_):
         raise NoGroup
@@ -159,7 +159,8 @@ def missed(donor, step, monkeypatch):
     monkeypatch.setattr(donor.state_averager, "step", lambda **_: None)
     donor.state_averager.local_epoch = donor.state_averager.weights_epoch = step
     donor.tracker.local_progress = donor.tracker._get_local_progress(step, 0)
-    said(donor.tracker, record(step + 1))
+    donor.state_averager.state_tensors()[0].fill_(step)
+    said(donor.tracker, *(record(step + ahead) for ahead in claims), own=record(step, samples_per_second=0.0))
     donor._update_global_epoch(None)
 
 
@@ -168,6 +169,31 @@ def test_a_donor_that_missed_the_last_step_takes_its_state_from_a_trainer(donor,
     missed(donor, LAST - 1, monkeypatch)
     assert donor.local_epoch == donor.tracker.global_epoch == donor.state_averager.state_epoch == LAST
     assert donor.state_averager.state_tensors()[0].tolist() == [LAST] * 5
+
+
+@pytest.mark.parametrize(("claims", "steps"), [((0, 1), 0), ((0, 0, 1), 0), ((0, 1, 1), 1)])
+def test_a_donor_asks_for_the_last_state_only_if_most_trainers_have_it(donor, monkeypatch, claims, steps):
+    donor.answers = repeat(LAST) if steps else iter(())  # asks nobody
+    missed(donor, LAST - 1, monkeypatch, claims)
+    assert donor.local_epoch == LAST - 1 + steps
+
+
+def test_a_donor_refuses_a_last_state_that_one_step_cannot_reach(donor, monkeypatch):
+    asked, judged = [], []
+    donor.state_averager.validate = judge = judged.append
+
+    def download(peer, timeout, min_epoch):
+        asked.append(timeout)
+        state = [torch.full((5,), 1.2 * LAST)]
+        return {"epoch": LAST, "sha256": tensors_sha256(state)}, state
+
+    monkeypatch.setattr(donor.state_averager, "download", download)
+    missed(donor, LAST - 1, monkeypatch)
+    assert donor.local_epoch == LAST - 1
+    assert donor.state_averager.state_tensors()[0].tolist() == [LAST - 1] * 5
+    assert not judged
+    assert donor.state_averager.validate is judge
+    assert asked == [10.0, 5.0, 5.0]  # the run's other donor, then those who claim to have the state
 
 
 @pytest.mark.parametrize("why", ["it has a worse loss", "it is of another step"])
@@ -210,6 +236,11 @@ def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):
     announce(DONOR, None)
     assert averager.announced_donors() == {STRANGERS[0]: LAST}
     assert averager.known_donors() == [DONOR, STRANGERS[0]]
+
+
+def test_no_announced_step_puts_a_peer_before_those_at_the_last_one(averager, monkeypatch):
+    monkeypatch.setattr(averager, "announced_donors", lambda: dict(zip(STRANGERS, (LAST, 1e9), strict=True)))
+    assert {averager.known_donors()[1] for _ in range(100)} == set(STRANGERS)
 
 
 def test_strangers_who_keep_a_peer_waiting_do_so_once(averager, monkeypatch):
