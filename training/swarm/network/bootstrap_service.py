@@ -24,7 +24,7 @@ from hivemind.proto import runtime_pb2
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import write_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
-from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings, write_settings
+from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings
 from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
@@ -49,11 +49,13 @@ class RunFiles:
     """The files of a run that a newcomer needs."""
 
     settings: SwarmSettings
+    settings_text: str
+    """swarm.toml as it was sent: a helper elsewhere passes it on, maybe to older versions."""
     tokenizer: bytes
     """tokenizer.json."""
 
     def write(self, folder: Path) -> None:
-        write_settings(folder / SWARM_TOML, self.settings)
+        write_bytes(folder / SWARM_TOML, self.settings_text.encode())
         write_bytes(folder / TOKENIZER, self.tokenizer)
 
 
@@ -75,7 +77,7 @@ class BootstrapService(ServicerBase):
             raise ValueError(f"no file {name[:40]!r}")
         return runtime_pb2.ExpertResponse(metadata=read_chunk(self.public / name, start))
 
-    rpc_read_public = rpc_read
+    rpc_read_public = rpc_read  # the name under which older versions ask for public files
 
     async def rpc_time(self, _request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
         """Seconds since 1970."""
@@ -147,20 +149,24 @@ def fetch_run(dht: hivemind.DHT, address: str) -> RunFiles:
         Unanswered: no answer in time, or one that is too large or malformed.
         ValueError: a swarm.toml that this version cannot read.
     """
-    settings = fetch_settings(dht, address)
+    text = fetch_settings_text(dht, address)
+    settings = parse_settings(text, f"the swarm.toml of {address}")
     tokenizer = read_file(dht, address, TOKENIZER)
     if hashlib.sha256(tokenizer).hexdigest() != settings.swarm.tokenizer_fingerprint:
         raise Unanswered(f"{address} sent another tokenizer.json than its swarm.toml names")
-    return RunFiles(settings, tokenizer)
+    return RunFiles(settings, text, tokenizer)
 
 
 def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
     """The run's current settings: after a rollback, a run continues under another run id."""
+    return parse_settings(fetch_settings_text(dht, address), f"the swarm.toml of {address}")
+
+
+def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
     try:
-        text = read_file(dht, address, SWARM_TOML).decode()
+        return read_file(dht, address, SWARM_TOML).decode()
     except UnicodeDecodeError:
         raise Unanswered(f"{address} sent a swarm.toml that is not UTF-8") from None
-    return parse_settings(text, f"the swarm.toml of {address}")
 
 
 def remote_time(dht: hivemind.DHT, address: str) -> float:

@@ -166,7 +166,7 @@ def read_files(path: Path) -> RunFiles:
     settings, tokenizer = read_settings(path), path.with_name(TOKENIZER)
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer} is missing: put it beside {path.name}, or join by the run's address")
-    return RunFiles(settings, tokenizer.read_bytes())
+    return RunFiles(settings, path.read_text(encoding="utf-8"), tokenizer.read_bytes())
 
 
 def ranks_here() -> int:
