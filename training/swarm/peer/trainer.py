@@ -4,12 +4,14 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
 import hivemind
 from hivemind.utils import get_dht_time
 
+from dalle_lean.ending import Terminated
 from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
@@ -24,7 +26,7 @@ from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.optimizer.build import swarm_optimizer
 from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
-from training.swarm.optimizer.swarm_optimizer import OutOfSync
+from training.swarm.optimizer.swarm_optimizer import OutOfSync, ProcessEnded
 from training.swarm.peer.gradient_worker import GradientWorker
 from training.swarm.peer.rank_worker import Order
 from training.swarm.peer.status_line import PeerStatus
@@ -32,8 +34,6 @@ from training.swarm.peer.status_line import PeerStatus
 VALIDATION_SAMPLES, VALIDATION_SHARDS = 64, 4
 """Read to validate downloaded states while a newcomer waits; fewer shards would be less representative."""
 POLL_S = 0.5
-FAREWELL_ROUNDS = 3
-"""How long a trainer stays after the last step, in averaging timeouts: a donor first looks for a group for one."""
 PRESENCE_S = 10.0
 """How long a trainer that waits for others counts as present."""
 
@@ -145,18 +145,24 @@ class Peer(GradientWorker):
             self.pause()
 
     def wait_for_donors(self) -> None:
-        """After the last step, stay until a donor has its state: one that missed the step fetches it."""
-        tracker, minutes = self.optimizer.tracker, FAREWELL_ROUNDS * self.settings.timing.averaging_timeout_s / 60
-        deadline = time.monotonic() + 60 * minutes
+        """After the last step, stay until a donor has its state: one that missed the step fetches it.
+
+        It first looks for a group, twice if it had just begun. Whatever happens here, this peer's run is complete, so
+        signals and ended processes only end the wait.
+        """
+        tracker, timing = self.optimizer.tracker, self.settings.timing
+        longest_s = 2 * timing.averaging_timeout_s + timing.load_state_timeout_s
+        deadline = time.monotonic() + longest_s
 
         def are_behind() -> bool:
             known = tracker.donor_epoch
             return self.watch.moved is None and known is not None and known < self.optimizer.local_epoch
 
         if are_behind() and not self.dht.client_mode:  # a client serves no state
-            self.on_notice(f"the last step is done; staying until the host has it, {minutes:.0f} min at most")
-            while are_behind() and time.monotonic() < deadline:
-                self.pause()
+            self.on_notice(f"the last step is done; staying until the host has it, {longest_s:.0f} s at most")
+            with suppress(KeyboardInterrupt, Terminated, ProcessEnded):
+                while are_behind() and time.monotonic() < deadline:
+                    self.pause()
 
     def pause(self) -> None:
         """Wait before polling again; raises KeyboardInterrupt, Terminated or ProcessEnded if this peer should end."""
