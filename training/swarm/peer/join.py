@@ -120,8 +120,7 @@ def take_part(
             peer.go()
             moved = peer.watch.moved
         finally:
-            if moved is None:
-                processes.from_first(None)
+            processes.from_first(moved)
         return moved
 
 

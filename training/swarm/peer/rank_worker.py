@@ -9,6 +9,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from dalle_lean.errors import UserError
 from training.data.loader import Batch
 from training.run.processes import Processes, open_processes
@@ -46,18 +48,22 @@ def open_peer(device: str) -> Processes:
 
 
 def run_rank(device: str) -> None:
-    """Compute batches for rank 0 until it sends None."""
+    """Compute batches for rank 0 until it sends None; a sentence means that it rejoins the run."""
     processes, worker = open_peer(device), None
-    told: Work | Order | None
-    while (told := processes.from_first(None)) is not None:
-        if isinstance(told, Work):
-            leave_signals_to_first()
-            worker = None  # frees its memory
-            settings = read_settings(told.folder)
-            worker = StepWorker(settings, batch_size=told.batch_size, memory=told.memory, processes=processes)
-        else:
-            assert worker is not None
-            follow(worker, told)
+    told: Work | Order | str | None
+    with processes.together():
+        while (told := processes.from_first(None)) is not None:
+            if isinstance(told, Work):
+                leave_signals_to_first()
+                settings = read_settings(told.folder)
+                worker = StepWorker(settings, batch_size=told.batch_size, memory=told.memory, processes=processes)
+            elif isinstance(told, Order):
+                assert worker is not None
+                follow(worker, told)
+            else:
+                worker = None  # frees its memory until the next Work
+                if processes.device.type == "cuda":
+                    torch.cuda.empty_cache()
     processes.close()
 
 

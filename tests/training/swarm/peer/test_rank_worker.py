@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,26 @@ def test_the_others_end_with_rank_0_even_where_it_builds_no_peer(tmp_path, monke
     monkeypatch.setattr(rank_worker, "leave_signals_to_first", lambda: None)
     run_rank("cpu")
     assert not told
+
+
+def test_the_others_free_their_memory_while_rank_0_rejoins(tmp_path, monkeypatch):
+    settings, alive = run_folder(tmp_path, WireSection()), []
+    work = Work(tmp_path, BATCH_SIZE, settings.recipe.memory)
+    told, workers = [work, "the run was rolled back", work, None], []
+
+    def next_told(*_):
+        alive.append(sum(worker() is not None for worker in workers))
+        return told.pop(0)
+
+    class Worker:
+        def __init__(self, *_, **__):
+            workers.append(weakref.ref(self))
+
+    monkeypatch.setattr(Processes, "from_first", next_told)
+    monkeypatch.setattr(rank_worker, "StepWorker", Worker)
+    monkeypatch.setattr(rank_worker, "leave_signals_to_first", lambda: None)
+    run_rank("cpu")
+    assert alive == [0, 1, 0, 1]
 
 
 def test_processes_of_several_machines_are_not_one_peer(monkeypatch):
