@@ -39,6 +39,7 @@ LEAST_COMPLAINTS = 2
 KEPT_GROUPS = 64
 MAX_PROVEN, MAX_MET = 64, 1024
 SHORT_BYTES = 8  # of a peer id or digest, enough to be unique within a group
+SPENT_S = 86400  # age at which a receipt proves nothing any more
 EVIDENCE = "evidence"  # folder beside the ban list, with a file for each reducer that is proven to have lied
 
 Receipts = Mapping[PeerID, Receipt]
@@ -57,7 +58,7 @@ class Complaints:
         self.dht, self.key, self.unreliable, self.gate = dht, key, unreliable, dht.gate
         self.receipts: dict[bytes, Receipts] = {}  # by group, for the latest groups
         self.shown: list[Receipt] = []  # one receipt that another sender disputes, or two that are a proof
-        self.proven: set[PeerID] = set()
+        self.proven: dict[PeerID, list[Receipt]] = {}  # peers that are proven to have lied, with the proofs
         self.unsaved: dict[PeerID, list[Receipt]] = {}  # proofs that are not in the evidence folder yet
         self.met: dict[PeerID, None] = {}  # members of the latest groups
         self.accusers: set[PeerID] = set()  # peers whose one proof against a peer never met is used up
@@ -89,11 +90,12 @@ class Complaints:
                 records = await self.read()
                 self.count(records)
                 self.compare(records)
-                self.save_evidence()
                 if self.shown == before:
                     break
         except Exception:  # an untrusted record may raise anything
             logging.getLogger("hivemind").exception("complaints could not be exchanged")
+        finally:
+            self.save_evidence()
 
     async def publish(self) -> None:
         """Store this peer's record, if it has anything to report."""
@@ -148,12 +150,12 @@ class Complaints:
         """Show a receipt that others dispute; exclude a reducer that signed two contradicting ones."""
         known = {receipt.part_id: receipt for given in self.receipts.values() for receipt in given.values()}
         for accuser, receipt in [(peer, receipt) for peer, said in records.items() for receipt in receipts_in(said)]:
-            if receipt.reducer is None:
+            if is_spent(receipt) or receipt.reducer is None:
                 continue
             other = known.setdefault(receipt.part_id, receipt)
             peer = contradiction(other, receipt)
             if peer is not None and peer not in self.proven and self.accepts(accuser, peer):
-                self.proven.add(peer)
+                self.proven[peer] = [other, receipt]
                 if peer in self.met:  # only these are passed on: readers take one proof against others from each peer
                     self.shown = [other, receipt]
                 self.unreliable.proven.add(peer)
@@ -161,9 +163,13 @@ class Complaints:
                 if self.gate is not None:
                     self.unsaved[peer] = [other, receipt]
         banned = frozenset() if self.gate is None else self.gate.current_bans().banned
+        # A host may ban and unban a peer between two exchanges, so an exclusion ends with its proof at the latest.
+        self.proven = {peer: proof for peer, proof in self.proven.items() if not any(map(is_spent, proof))}
         # From its ban on the host decides, so that unbanning readmits it.
-        self.unreliable.proven = {peer for peer in self.unreliable.proven if str(peer) not in banned}
-        if len(self.shown) < 2 or str(owner_peer(self.shown[0].owner)) in banned:
+        self.unreliable.proven = {
+            peer for peer in self.unreliable.proven if peer in self.proven and str(peer) not in banned
+        }
+        if len(self.shown) < 2 or any(map(is_spent, self.shown)) or str(owner_peer(self.shown[0].owner)) in banned:
             disputed = [receipt for said in records.values() for receipt in self.disputed_by(said)]
             self.shown = [random.choice(disputed)] if disputed else []
 
@@ -207,6 +213,11 @@ def receipts_in(said: Record) -> list[Receipt]:
         return [Receipt.parse(content) for content in shown[:2]] if isinstance(shown, list | tuple) else []
     except ValueError:
         return []
+
+
+def is_spent(receipt: Receipt) -> bool:
+    """Whether a receipt is too old to prove anything, or from as far in the future, so that it would never be."""
+    return abs(time.time() - receipt.time) > SPENT_S
 
 
 def short(peer: PeerID) -> bytes:

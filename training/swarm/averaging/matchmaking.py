@@ -103,7 +103,7 @@ class UnreliablePeers:
         self.reported: tuple[Collection[str], float] = ((), 0.0)
         """Peer ids that enough others complain about, and until when on the monotonic clock they are avoided."""
         self.proven: set[PeerID] = set()
-        """Peers that signed two averages of one part, until the host bans them."""
+        """Peers that signed two averages of one part, for a day or until the host bans them."""
 
     def is_avoided(self, peer: PeerID) -> bool:
         names, until_s = self.reported

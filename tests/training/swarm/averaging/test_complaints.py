@@ -155,7 +155,7 @@ def test_two_receipts_that_contradict_each_other_reach_the_host_which_bans(run):
     third, host = given(run.member("third"), liar, b"1"), run.member("host")
     exchange(one, other, one, other, third, host)
     everybody = (one, other, third, host)
-    assert [member.proven for member in everybody] == [{liar.peer_id}] * 4
+    assert [set(member.proven) for member in everybody] == [{liar.peer_id}] * 4
     assert all(member.unreliable.is_avoided(liar.peer_id) for member in everybody)
     evidence = run.folder / "host" / EVIDENCE / f"{liar.peer_id}.json"
     assert read_evidence(evidence) == liar.peer_id
@@ -185,13 +185,32 @@ def test_a_proven_liar_stays_out_until_the_host_that_banned_it_readmits_it(run, 
     assert not member.unreliable.is_avoided(liar.peer_id)
 
 
-def test_evidence_is_saved_as_soon_as_there_is_room(run, caplog):
+@pytest.mark.parametrize("days", [1, -3])
+def test_a_proof_is_spent_after_a_day(run, monkeypatch, days):
+    accuser, member = run.member("accuser"), run.member("member")
+    liar = lying(run, accuser)
+    member.met[liar.peer_id] = None
+    exchange(accuser, member)
+    assert member.unreliable.is_avoided(liar.peer_id)
+    assert member.shown
+    now = time.time() + 86400 * days + 60
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
+    for gate in (accuser.gate, member.gate):
+        monkeypatch.setattr(gate, "verify", lambda *_: SimpleNamespace(ends=now + 60))
+    exchange(member, accuser, member)
+    assert not member.unreliable.is_avoided(liar.peer_id)
+    assert not member.proven
+    assert member.shown == []
+
+
+def test_evidence_is_saved_as_soon_as_there_is_room(run, monkeypatch, caplog):
     accuser, host = run.member("accuser"), run.member("host")
     liar, folder = lying(run, accuser), run.folder / "host" / EVIDENCE
     folder.write_text("in the way")
     exchange(accuser, host)
-    assert f"the evidence against {liar.peer_id} was not saved yet" in caplog.text
+    assert caplog.text.count(f"the evidence against {liar.peer_id} was not saved yet") == 1
     folder.unlink()
+    monkeypatch.setattr(host.dht, "get", lambda *_, **__: 1 / 0)  # no record can be read
     exchange(host)
     assert read_evidence(folder / f"{liar.peer_id}.json") == liar.peer_id
 
