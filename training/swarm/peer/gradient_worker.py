@@ -77,7 +77,7 @@ class StepWorker:
             loss, grad_norm, rescaled = self.gradients.step(share, recipe.schedule.learning_rate(step), crop)
             self.rescaled += rescaled
             return loss if math.isfinite(grad_norm) and not rescaled else math.nan
-        loss_nats = self.gradients.accumulate_gradient(share, crop)
+        loss_nats = float(self.gradients.accumulate_gradient(share, crop))
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         norms = torch.stack([gradient.norm() for gradient in gradients])
         finite = math.isfinite(loss_nats) and bool(torch.isfinite(norms).all())
@@ -85,7 +85,7 @@ class StepWorker:
         if scales is not None and not scales.update(self.processes.any_of_each):
             self.rescaled += finite and not scales.exhausted
             return math.nan
-        return float(loss_nats) if finite else math.nan
+        return loss_nats if finite else math.nan
 
 
 class GradientWorker(StepWorker):
