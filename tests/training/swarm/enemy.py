@@ -18,7 +18,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from training.swarm.averaging import averagers
+from training.swarm.averaging import averagers, robust_rules
 from training.swarm.averaging.averagers import RuleRunner
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.receipts import Signer
@@ -93,7 +93,7 @@ def return_garbage(is_on: Callable[[], bool]) -> None:
     def ruined(parts, weights):
         return -10 * centred_clipping(parts, weights) if is_on() else centred_clipping(parts, weights)
 
-    RULES["centred_clipping"] = partial(PartReducer, combine=ruined)
+    RULES["centred_clipping"] = robust_rules.TIGHTER = partial(PartReducer, combine=ruined)
 
 
 def return_two_averages(is_on: Callable[[], bool], setattr: Callable[[type, str, Any], None] = setattr) -> None:
