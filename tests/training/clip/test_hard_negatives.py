@@ -39,7 +39,7 @@ def are_negatives(data, one, other, fields):
 
 
 def hard(data, kinds=(LOOK, THING), **changes):
-    return HardNegatives(data, ClipRecipe(alike=kinds, **{"batch_size": 16, "hard_group_size": 4, **changes}))
+    return HardNegatives(data, ClipRecipe(alike=tuple(kinds), **{"batch_size": 16, "hard_group_size": 4, **changes}))
 
 
 def batches(data, negatives, count):
