@@ -36,12 +36,13 @@ if hasattr(os, "register_at_fork"):
 
 
 @cache
-def kernels() -> ModuleType | None:
-    """The compiled kernels; None without numba, and with a warning if numba is installed but does not work."""
+def kernels(dtype: torch.dtype = torch.float32) -> ModuleType | None:
+    """The kernels, compiled for float32 or bfloat16; None without numba, and with a warning if numba is installed but
+    does not work."""
     threads = torch.get_num_threads()
     try:
         module = importlib.import_module("inference.sampling.kernels")
-        module.prepare()
+        module.prepare(array(torch.empty(0, dtype=dtype)).dtype)
     except ModuleNotFoundError:
         return None
     except Exception as error:  # numba raises many kinds, also for a full disk
@@ -57,7 +58,7 @@ def kernels() -> ModuleType | None:
 def kernels_for(decoder: PackedDecoder) -> ModuleType | None:
     """The kernels, if they can take this decoder's steps."""
     fits = decoder.compiled and decoder.device.type == "cpu" and decoder.config.head_size % 2 == 0
-    return kernels() if fits and not forked else None
+    return kernels(decoder.dtype) if fits and not forked else None
 
 
 class CompiledStep:

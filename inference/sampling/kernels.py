@@ -8,6 +8,7 @@ R pictures, D hidden size, H heads, d head size, N prompts, r rows of a prompt, 
 
 import math
 import os
+from typing import Any
 
 import numpy as np
 from numba import config, prange, set_num_threads, threading_layer, types
@@ -22,18 +23,19 @@ LANES = 16
 """Independent partial sums, which the compiler can vectorize without reordering them."""
 
 
-def prepare() -> None:
-    """Start numba's threads and compile what float32 needs, or load it from the disk.
+def prepare(dtype: Any) -> None:
+    """Start numba's threads and compile what a step with numbers of this dtype needs, or load it from the disk.
 
     ValueError if numba's threads cannot serve several of this program's threads at once.
     """
     use_threads(1)
-    number, pair, row, column = (np.zeros(shape, np.float32) for shape in (1, 2, (1, 2), (2, 1)))
-    geglu(row, np.zeros((1, 1), np.float32))
-    inputs = np.zeros((1, 1, 1, 2), np.float32)
-    add_and_prepare(row, row, pair, pair, pair, np.float32(1), inputs, 0, 0, row)
-    qkv, rotation = np.zeros((1, 6), np.float32), np.zeros((3, 2), np.float32)
-    attend(qkv, rotation, column, row, number, 0, 0, column, row, 1, row)
+    number, row, column = (np.zeros(shape, dtype) for shape in (1, (1, 2), (2, 1)))
+    stream, pair, inputs = (np.zeros(shape, np.float32) for shape in ((1, 2), 2, (1, 1, 1, 2)))
+    geglu(row, np.zeros((1, 1), dtype))
+    for delta in (row, stream):  # the latter if the output is normalised
+        add_and_prepare(stream, delta, pair, pair, pair, np.float32(1), inputs, 0, 0, row)
+    rotation = np.zeros((3, 2), np.float32)
+    attend(np.zeros((1, 6), dtype), rotation, column, row, number, 0, 0, column, row, 1, row)
     if threading_layer() == "workqueue":
         raise ValueError("it found neither OpenMP nor TBB")
 

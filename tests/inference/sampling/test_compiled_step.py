@@ -69,7 +69,8 @@ def test_a_branch_is_added_normalised_and_shifted(kernel, column):
     torch.testing.assert_close(own, before)
 
 
-def test_steps_do_not_depend_on_the_number_of_threads():
+def test_steps_do_not_depend_on_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr(compiled_step, "VALUES_PER_THREAD", 1)
     decoder = PackedDecoder(lively_dalle())
     text, codes = inputs(decoder.config, batch=9)
     threads, steps = torch.get_num_threads(), []
@@ -101,15 +102,21 @@ def test_after_a_fork_the_plain_step_draws():
     model = lively_dalle()
     text, codes = inputs(model.config, batch=2)
     plain = cached(PackedDecoder(model, compiled=False), text, codes)
+    assert kernels() is not None
     child = os.fork()
     if child == 0:
-        torch.set_num_threads(1)
-        os._exit(0 if torch.equal(cached(PackedDecoder(model), text, codes), plain) else 1)
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            code = 0 if torch.equal(cached(PackedDecoder(model), text, codes), plain) else 1
+        finally:
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not compiled_step.forked
 
 
-def test_two_threads_may_draw_at_once():
+def test_two_threads_may_draw_at_once(monkeypatch):
+    monkeypatch.setattr(compiled_step, "VALUES_PER_THREAD", 1)
     decoder = PackedDecoder(lively_dalle())
     text, codes = inputs(decoder.config, batch=9)
     alone = cached(decoder, text, codes)
