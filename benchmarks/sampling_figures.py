@@ -35,6 +35,7 @@ ROOFLINE_COLUMNS = (
     Column("step, of the packed chain", "step_of_packed_chain", ".0%"),
     Column("step, of the matmul rate", "matmul_rate_reached", ".0%"),
     Column("step, of the bandwidth", "bandwidth_reached", ".0%"),
+    Column("step, faster than plain", "faster_than_plain", ".2f"),
 )
 AGREEMENT_COLUMNS = (
     Column("precision", "precision"),
@@ -46,7 +47,8 @@ AGREEMENT_COLUMNS = (
 
 Found = Mapping[tuple[int, str, Any], list[Any]]
 """The results of all rounds by batch size, measurement, and precision or way: "bare chain" and "packed chain" are
-seconds of a step, "drawing" is Drawing, "pictures" is RenderTimes, and REFERENCE, if measured, the child's answers."""
+seconds of a step, "drawing" and "plain drawing" (in plain torch) are Drawing, "pictures" is RenderTimes, and REFERENCE,
+if measured, the child's answers."""
 
 
 def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -60,6 +62,7 @@ def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> 
         bare_s, packed_s = found[batch, "bare chain", "fp32"], found[batch, "packed chain", precision]
         step_s = [drawing.steps_s / num_steps for drawing in drawings]
         total_s = [drawing.total_s for drawing in drawings]
+        plain_s = [drawing.steps_s / num_steps for drawing in found.get((batch, "plain drawing", precision), [])]
         flop_per_s = step_flop(model, batch) / median(step_s)
         bytes_per_s = step_bytes(model, precision, batch) / median(step_s)
         figures.append(
@@ -81,6 +84,7 @@ def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> 
                 "step_of_packed_chain": median_ratio(packed_s, step_s),
                 "matmul_rate_reached": flop_per_s / limits[f"matmul_{precision}_flop_per_s"],
                 "bandwidth_reached": bytes_per_s / limits["bandwidth_bytes_per_s"],
+                **({"faster_than_plain": median_ratio(plain_s, step_s)} if plain_s else {}),
             }
         )
     return figures
