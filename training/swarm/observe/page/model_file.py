@@ -57,6 +57,7 @@ def pack(checkpoint: Checkpoint, folder: Path) -> None:
     checkpoint.check()
     source, name = checkpoint.folder / "model", f"model-step-{checkpoint.step:06d}"
     path, files = folder / f"{name}.zip", sorted(source.rglob("*"))
+    folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < sum(file.stat().st_size for file in files):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:

@@ -79,7 +79,7 @@ class Site:
         """Those of the latest gallery, fetched or not."""
         self.named = self.changing_files()
         """The pictures and the model that the latest run.json names, at first all that are there."""
-        self.packed_step: int | None = None
+        self.packed: tuple[int, float] | None = None
         """The step of the latest checkpoint that is packed, or damaged."""
         self.unpacked_step: int | None = None
         """The step of the latest checkpoint that could not be packed."""
@@ -123,14 +123,14 @@ class Site:
 
     def pack(self, newest: Checkpoint | None) -> None:
         """Pack a checkpoint for the page, unless it is packed or damaged; why it cannot be is reported once."""
-        if self.run_dir is None or newest is None or newest.step == self.packed_step:
+        if self.run_dir is None or newest is None or (newest.step, newest.saved_at) == self.packed:
             return
         try:
             model_file.pack(newest, self.run_dir / PUBLIC)
-            self.packed_step = newest.step
+            self.packed = newest.step, newest.saved_at
         except ValueError as error:
             self.on_notice(f"the checkpoint of step {newest.step} stays off the page: {error}")
-            self.packed_step = newest.step
+            self.packed = newest.step, newest.saved_at
         except OSError as error:  # the disk may be full: the next refresh tries again
             if newest.step != self.unpacked_step:
                 self.on_notice(f"the checkpoint of step {newest.step} is not on the page yet: {error}")

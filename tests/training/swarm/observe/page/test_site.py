@@ -80,7 +80,7 @@ def test_the_notebook_has_the_addresses_of_all_helpers(tmp_path):
 
 def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
     settings, run_dir = settings_of(100), tmp_path / "run"
-    (run_dir / "public").mkdir(parents=True)
+    run_dir.mkdir()
     tokenizer_of(run_dir)
     checkpoints = Checkpoints(run_dir, settings, HostConfig(ports={}), print)
     site = open_site(tmp_path, run_dir=run_dir)
