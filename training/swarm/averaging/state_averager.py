@@ -28,6 +28,7 @@ from training.swarm.averaging.group_reports import STALE_EPOCH, out_of_step
 from training.swarm.averaging.state_validation import (
     StateRefused,
     check_epoch,
+    check_near,
     check_state,
     sign_state,
     state_signer,
@@ -231,6 +232,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         *,
         donors_only: bool = False,
         each_s: float = math.inf,
+        unsigned_share: float = math.inf,
     ) -> bool:
         """Adopt the first valid state; returns whether a donor of the run signed it, or True if the run names none.
 
@@ -240,6 +242,8 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
             max_epoch: later states are refused unless a donor signed them.
             donors_only: ask no other peers than the run's donors.
             each_s: seconds for each peer that is not one of the run's donors.
+            unsigned_share: how far the parameters of a state that no donor signed may be from this peer's, relative to
+                their norm.
 
         Raises StateRefused if none is valid; it says what was wrong with each.
         """
@@ -254,7 +258,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
                 signed = state_signer(metadata, self.prefix) in self.host.donors
                 if not signed and self.host.donors:
                     self.check_unsigned(metadata, max_epoch)
-                self.adopt(metadata, tensors)
+                self.adopt(metadata, tensors, math.inf if signed else unsigned_share)
                 return signed or not self.host.donors
             except StateRefused as refusal:
                 refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
@@ -348,13 +352,19 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         return metadata, tensors
 
     @torch.no_grad()
-    def adopt(self, metadata: Any, tensors: Sequence[Tensor]) -> None:
-        """Continue from a donor's state; StateRefused, with nothing changed, unless it passes all checks."""
+    def adopt(self, metadata: Any, tensors: Sequence[Tensor], max_share: float = math.inf) -> None:
+        """Continue from a donor's state; StateRefused, with nothing changed, unless it passes all checks.
+
+        max_share: how far its parameters may be from this peer's, relative to their norm.
+        """
         own = self.state_tensors()
         check_epoch(metadata, self.local_epoch, self.last_epoch)
         check_state(metadata, tensors, own)
+        parameters = tensors[: len(self.main_parameters)]
+        if max_share < math.inf:
+            check_near(own[: len(parameters)], parameters, max_share)
         if self.validate is not None:
-            self.validate(tensors[: len(self.main_parameters)])
+            self.validate(parameters)
         with self.lock_optimizer, self.lock_averaged_tensors:
             for tensor, received in zip(own, tensors, strict=True):
                 tensor.copy_(received)

@@ -77,7 +77,7 @@ class BootstrapService(ServicerBase):
             raise ValueError(f"no file {name[:40]!r}")
         return runtime_pb2.ExpertResponse(metadata=read_chunk(self.public / name, start))
 
-    rpc_read_public = rpc_read  # the name under which older versions ask for public files
+    rpc_read_public = rpc_read  # public files are asked for by it: older helpers serve them under no other
 
     async def rpc_time(self, _request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
         """Seconds since 1970."""

@@ -71,6 +71,8 @@ class OuterSGD(CheckedStep, torch.optim.SGD):
 class DilocoOptimizer(SwarmOptimizer):
     """A peer's outer optimizer; inner steps are taken elsewhere, and `step` counts their samples."""
 
+    last_step_share = 0.5  # dozens of inner steps and momentum in one
+
     def _make_gradient_averager(
         self, factory: Callable[..., GradientAverager] | None, **options: Any
     ) -> PseudoGradientAverager:

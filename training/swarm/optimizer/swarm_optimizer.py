@@ -3,22 +3,19 @@
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
-from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.averagers import has_succeeded
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_averager import SwarmStateAverager
-from training.swarm.averaging.state_validation import StateRefused, check_near
+from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.optimizer.progress_tracker import DonorTracker, HelperTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
@@ -26,9 +23,6 @@ KEPT_GROUPS = 100
 SHOWN_MEMBERS = 30
 LONE_CLAIM_ATTEMPTS = 2
 """To download a state that only one peer claims to exist."""
-LAST_STEP_SHARE = 0.1
-"""How far the state of the last step, which no donor signed, may be from a donor's weights before it, relative to their
-norm. LAMB moves each tensor by its norm times the learning rate, which is 0.01 at most in our recipes."""
 
 
 class NoGroup(Exception):
@@ -51,6 +45,9 @@ class SwarmOptimizer(hivemind.Optimizer):
         load_state_attempts: see TimingSection.
     """
 
+    last_step_share = 0.1
+    """How far a state of the last step that no donor signed may be from a donor's weights before it, relative to their
+    norm. LAMB moves each tensor by its norm times the learning rate, which is 0.01 at most in our recipes."""
     scheduled_grads: Any
     scheduled_state: Any
     _should_check_synchronization_on_update: bool
@@ -300,13 +297,13 @@ class SwarmOptimizer(hivemind.Optimizer):
         last = self.tracker.last_epoch
         with self.tracker.pause_updates():
             try:
-                with self.only_near_states():
-                    self.state_averager.load_state_from_peers(
-                        self.load_state_timeout,
-                        min_epoch=last,
-                        max_epoch=last,
-                        each_s=self.load_state_timeout / 2,  # a peer that sends slowly leaves time for another
-                    )
+                self.state_averager.load_state_from_peers(
+                    self.load_state_timeout,
+                    min_epoch=last,
+                    max_epoch=last,
+                    each_s=self.load_state_timeout / 2,  # a peer that sends slowly leaves time for another
+                    unsigned_share=self.last_step_share,
+                )
             except StateRefused as refusal:
                 self.on_notice(f"{self.position}, and no state of the last step could be fetched ({refusal})")
                 return
@@ -315,25 +312,6 @@ class SwarmOptimizer(hivemind.Optimizer):
             self.tracker.update_epoch(last)
             if not self.client_mode:
                 self.state_averager.state_sharing_priority = last
-
-    @contextmanager
-    def only_near_states(self) -> Iterator[None]:
-        """Also refuse states that are farther from this peer's weights than one step goes; see LAST_STEP_SHARE."""
-        averager = self.state_averager
-        judge, own = averager.validate, averager.state_tensors()[: len(averager.main_parameters)]
-        if judge is None:  # then no unsigned state is taken
-            yield
-            return
-
-        def validate(offered: Sequence[Tensor]) -> None:
-            check_near(own, offered, LAST_STEP_SHARE)
-            judge(offered)
-
-        averager.validate = validate
-        try:
-            yield
-        finally:
-            averager.validate = judge
 
     def can_ignore_lone_claim(self) -> bool:
         """Ignore lone claims from now on; returns whether the swarm's step is known without them.

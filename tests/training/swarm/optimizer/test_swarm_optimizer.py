@@ -180,7 +180,7 @@ def test_a_donor_asks_for_the_last_state_only_if_most_trainers_have_it(donor, mo
 
 def test_a_donor_refuses_a_last_state_that_one_step_cannot_reach(donor, monkeypatch):
     asked, judged = [], []
-    donor.state_averager.validate = judge = judged.append
+    donor.state_averager.validate = judged.append
 
     def download(peer, timeout, min_epoch):
         asked.append(timeout)
@@ -192,7 +192,6 @@ def test_a_donor_refuses_a_last_state_that_one_step_cannot_reach(donor, monkeypa
     assert donor.local_epoch == LAST - 1
     assert donor.state_averager.state_tensors()[0].tolist() == [LAST - 1] * 5
     assert not judged
-    assert donor.state_averager.validate is judge
     assert asked == [10.0, 5.0, 5.0]  # the run's other donor, then those who claim to have the state
 
 
