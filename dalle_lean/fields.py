@@ -51,7 +51,8 @@ def check(settings: Any, equals: str = "=") -> None:
 
 @cache
 def hints_of(section: type) -> dict[str, Any]:
-    """The annotations of a dataclass's fields; a field that a subclass gives another default keeps its range."""
+    """The annotations of a dataclass's fields; a field that a subclass gives another default of the same type keeps
+    its range."""
     hints: dict[str, Any] = {}
     for base in reversed(section.__mro__):
         for name, hint in vars(base).get("__annotations__", {}).items():

@@ -34,7 +34,7 @@ CONNECT_S = 5.0
 SILENCE_S = 60.0  # the engine sends something every half second; after a longer silence it counts as dead
 PATIENCE_S = 120.0  # how long to retry while the engine cannot be reached
 RETRY_INTERVAL_S = 0.5
-MOST_BREAKS = 10  # of one prompt's answer; a prompt that kills the engine would kill it for ever
+MOST_BREAKS = 10  # times that the engine goes away during one prompt: that may be what kills it
 REFRESH_S = 10.0  # age from which the engine's speed and model are asked for again before drawing
 
 

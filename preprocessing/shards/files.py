@@ -110,13 +110,15 @@ def write_table(path: Path, table: Any) -> Shard:
 
 @contextmanager
 def naming_damage(path: str | Path) -> Iterator[None]:
-    """Raise whatever goes wrong while a shard is read as a DamagedShard that names it; Unreachable and MemoryError as
-    they are."""
+    """Raise whatever goes wrong while a shard is read as a DamagedShard that names it; a lack of memory as a
+    MemoryError that does; Unreachable as it is."""
     pa = require("pyarrow", extra="preprocessing")
     try:
         yield
-    except (Unreachable, MemoryError):  # pyarrow's ArrowMemoryError is both a MemoryError and an ArrowException
+    except Unreachable:
         raise
+    except MemoryError as error:  # pyarrow's is an ArrowException too
+        raise MemoryError(f"not enough memory to read {path}: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise damage(path, error) from None
 

@@ -49,7 +49,7 @@ def open_source(
         paths = [text] if Path(text).is_file() else list_files(text)
         others = [path for path in paths if not path.endswith(tuple(SHARD_SUFFIXES))]
         if "*" in text:
-            # It may match more than shards: img2dataset writes statistics beside each. Folders of shards come first.
+            # It may match more than shards: img2dataset writes statistics beside each. Local folders come first.
             matched = first_kind(paths)
             has_folder = any(Path(path).is_dir() for path in others)
             paths = matched if matched and not has_folder else shards_in(text) or matched
