@@ -11,6 +11,7 @@ pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 from benchmarks.serving import fingerprint
 from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_parts
+from demo.serve import drawer as drawer_module
 from demo.serve.drawer import Drawer, Timer, Unit
 from demo.serve.model_replicas import Model, best_of
 from demo.serve.wire import event_from_json, latency_to_json, picture_to_json, request_from_json, request_to_json
@@ -52,7 +53,8 @@ def test_units_drawn_apart_and_merged_are_what_one_machine_draws(generator, mode
     assert fingerprint(merged) == fingerprint(alone)
 
 
-def test_a_caller_is_told_of_the_first_row_then_at_most_every_preview_interval_and_of_the_end(generator):
+def test_a_caller_is_told_of_the_first_row_then_at_most_every_preview_interval_and_of_the_end(generator, monkeypatch):
+    monkeypatch.setattr(drawer_module, "PREVIEW_INTERVAL_S", 60.0)
     drawer = Drawer.__new__(Drawer)  # Ray Serve starts the real ones
     drawer.generator = generator
     request = Request("a red heart", Settings(num_images=2, seed=3))
