@@ -21,7 +21,7 @@ from inference.sampling.packed_decoder import BranchWeights, LayerWeights, Packe
 from inference.sampling.plain_step import load_inputs
 from inference.sampling.prefill import Prompts
 
-VALUES_PER_THREAD = 2**12
+VALUES_PER_THREAD = 2**10
 """Of the stream; for fewer, another thread is not worth waiting for, least of all on a busy machine."""
 
 forked = False
