@@ -1,9 +1,6 @@
 """The compiled step against its plain twin."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +9,11 @@ from torch import nn
 from dalle_lean.optim.lamb import Lamb, has_numba
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.require import MissingPackage
+from tests.compiled_code import outputs_compiled_and_cached
 
 pytest.importorskip("numba")
 from dalle_lean.optim import lamb_numba as lamb_fused
 from dalle_lean.optim.lamb_numba import step_fused
-
-ROOT = Path(__file__).parents[3]
 
 
 def rule(block_size, **settings):
@@ -161,10 +157,5 @@ print(hashlib.sha256(weight.detach().numpy().tobytes()).hexdigest())
 
 @pytest.mark.slow
 def test_steps_have_the_same_bits_compiled_as_from_the_cache(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", THREE_STEPS]
-    compiled_first, from_cache = (
-        subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True).stdout for _ in range(2)
-    )
-    assert any(tmp_path.rglob("*.nbc"))
+    compiled_first, from_cache = outputs_compiled_and_cached(THREE_STEPS, tmp_path)
     assert compiled_first == from_cache

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +13,10 @@ from torch.nn.functional import gelu, layer_norm
 from inference.sampling import compiled_step
 from inference.sampling.compiled_step import array, kernels
 from inference.sampling.packed_decoder import PackedDecoder
+from tests.compiled_code import ROOT, outputs_compiled_and_cached
 from tests.inference.sampling.test_kv_cache import cached, inputs, lively_dalle
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="numba cannot be used")
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -152,10 +150,5 @@ for precision in ("fp32", "bf16"):
 
 @pytest.mark.slow
 def test_steps_have_the_same_bits_compiled_as_from_the_cache(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", STEPS]
-    compiled_first, from_cache = (
-        subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True).stdout for _ in range(2)
-    )
-    assert any(tmp_path.rglob("*.nbc"))
+    compiled_first, from_cache = outputs_compiled_and_cached(STEPS, tmp_path)
     assert compiled_first == from_cache
