@@ -6,7 +6,7 @@ Each part runs in a process of its own, so that a part that fails or hangs does 
 - train small, train paper: steps with LAMB in bf16 on random samples, under the fastest plan that fits: tokens/s; MFU,
   the arithmetic of one forward and backward (nothing recomputed; dalle_lean/memory/flops.py) over their time without
   LAMB and over the rate of a large bf16 product, measured in the same process; peak bytes on the device, predicted and
-  measured.
+  measured. Then the same with fused attention.
 - draw small, draw paper: from a prompt to the PNG files of the best 4 of 128, with random weights; the second drawing,
   after the warm-up.
 - recipe: two minutes of the bundled model's recipe on random samples: samples/s, and whether the loss falls.
@@ -51,7 +51,16 @@ MODELS = {"small": SMALL, "paper": DalleConfig.paper()}
 TINY = {"hidden_size": 48, "num_layers": 4, "num_heads": 2, "head_size": 12, "text_len": 8, "image_side": 8}
 BATCHES = {"small": 256, "paper": 128}
 LARGE_PRODUCT = (8192, 8192, 8192)
-LIMITS_S = {"tests": 90, "train small": 45, "train paper": 100, "draw small": 45, "draw paper": 120, "recipe": 150}
+LIMITS_S = {
+    "tests": 60,
+    "train small": 40,
+    "train small fused": 40,
+    "train paper": 75,
+    "train paper fused": 75,
+    "draw small": 40,
+    "draw paper": 110,
+    "recipe": 145,
+}
 """Seconds after which a part is killed; together under ten minutes."""
 COLUMNS = (
     Column("part", "part"),
@@ -119,20 +128,23 @@ def run_part(name: str, device: str, small: bool) -> dict[str, Any]:
 def part(name: str, device: torch.device, small: bool) -> dict[str, Any]:
     """The figures of one part."""
     torch.manual_seed(0)
-    kind, _, model = name.partition(" ")
+    kind, model, *options = [*name.split(), ""]
     if kind == "tests":
         return marked_tests()
     if kind == "recipe":
         return follow_recipe(device, seconds=2.0 if small else 120.0)
     config = dataclasses.replace(MODELS[model], **TINY) if small else MODELS[model]
     if kind == "train":
-        return train(config, device, batch_size=2 if small else BATCHES[model], seconds=0.5 if small else 20.0)
+        fused = "fused" in options
+        batch_size, seconds = (2, 0.5) if small else (BATCHES[model], 20.0)
+        return train(config, device, batch_size=batch_size, seconds=seconds, fused_attention=fused)
     return draw(config, device, pictures=4 if small else 128)
 
 
 def marked_tests() -> dict[str, Any]:
     """Run the tests marked gpu; RuntimeError if one fails."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+    files = [str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in file.read_text()]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     closing = (done.stdout.strip().splitlines() or [done.stderr.strip()])[-1]
     if done.returncode != 0:
@@ -140,11 +152,14 @@ def marked_tests() -> dict[str, Any]:
     return {"tests": closing}
 
 
-def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds: float) -> dict[str, Any]:
+def train(
+    config: DalleConfig, device: torch.device, *, batch_size: int, seconds: float, fused_attention: bool
+) -> dict[str, Any]:
     """Time steps with LAMB, and forward and backward alone, under the fastest plan that fits into 80 % of the free
     memory."""
     setup = TrainingSetup.of_precision("bf16", batch=batch_size, device=device.type)
     plan = fastest_plan(config, setup, 0.8 * free_bytes(device))
+    plan = dataclasses.replace(plan, fused_attention=fused_attention)
     memory = MemoryRecipe(**dataclasses.asdict(plan), precision="bf16")
     recipe = Recipe(model=config.to_dict(), memory=memory, data=DataRecipe(batch_size=batch_size))
     learner = Learner(Dalle(config, device=device), recipe)

@@ -201,6 +201,10 @@ def attention_chain(step: Step, kind: str, samples: int, heads: int, recomputed:
     out = project_op(step, "out", tokens, share, recomputed)
     if kind == "full":
         return [*chain, full_op(step, samples, heads), Op(values), out]
+    if step.plan.fused_attention and step.setup.device == "cuda":
+        across = kind in ALONG_COLUMNS  # queries, keys and values are reordered, and the result is
+        reordered = [Op(3 * values)] * across, [Op(values)] * across
+        return [*chain, *reordered[0], full_op(step, samples, heads), *reordered[1], Op(values), out]
     return [*chain, Op(values), *window_chain(step, kind, samples, heads), Op(values), out]
 
 

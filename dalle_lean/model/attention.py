@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from dalle_lean.model.config import ALONG_COLUMNS, DalleConfig
+from dalle_lean.model.fused_attention import attend_fused, pattern_of
 from dalle_lean.model.masks import code_sees_code, text_mask
 
 
@@ -21,6 +22,7 @@ class Layout:
     """The meaning of the positions: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns.
 
     Holds what the config's layers share: the masks, True = may attend, and the rotary table (see `rope.rotate`).
+    `fused`: the sparse kinds are computed by `fused_attention`.
     """
 
     def __init__(
@@ -30,8 +32,9 @@ class Layout:
         side: int,
         device: torch.device | str = "cpu",
         table: Tensor | None = None,
+        fused: bool = False,
     ):
-        self.config, self.num_text, self.side, self.table = config, num_text, side, table
+        self.config, self.num_text, self.side, self.table, self.fused = config, num_text, side, table, fused
         self.text_mask = text_mask(num_text, device)
         kinds = set(config.layer_kinds) - {"full"}
         self.window_masks = {kind: window_mask(config, kind, side, torch.device(device)) for kind in kinds}
@@ -44,6 +47,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout)
     """
     if kind == "full":
         return scaled_dot_product_attention(query, key, value, is_causal=True)
+    if layout.fused:
+        length, device = query.shape[2], query.device
+        pattern = pattern_of(layout.config, kind, layout.num_text, layout.side, length, device)
+        return attend_fused(query, key, value, pattern)
     query = query * query.shape[-1] ** -0.5
     text_query, image_query = split(query, layout)
     text_key, image_key = split(key, layout)

@@ -139,7 +139,8 @@ class Dalle(Decoder):
         if config.rotary:
             angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
             table = rotary_table(angles[self._places(crop, device)][:length], dtype)
-        return Layout(config, crop.text_len + 1, crop.side, device, table)
+        fused = self.plan.fused_attention and device.type == "cuda"
+        return Layout(config, crop.text_len + 1, crop.side, device, table, fused)
 
     @property
     def _whole(self) -> Crop:

@@ -35,6 +35,8 @@ class MemoryPlan:
             parameters see nothing.
         residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32.
             Reversible backward refuses bfloat16: inputs rebuilt from it drift by more than rounding.
+        fused_attention: on a GPU, row, column and convolution attention are FlexAttention's, which keeps no scores; it
+            is compiled at the first step.
         offload_optimizer: the optimizer's statistics are on the CPU.
         master_weights: low-precision weights have float32 copies on the CPU, which the optimizer updates.
 
@@ -52,6 +54,7 @@ class MemoryPlan:
     loss_tokens: PositiveInt | None = 256
     grads_in_place: bool = False
     residual_dtype: Annotated[str, RESIDUAL_DTYPES] | None = None
+    fused_attention: bool = False
     offload_optimizer: bool = True
     master_weights: bool = False
 

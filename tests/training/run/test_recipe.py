@@ -123,6 +123,7 @@ def test_every_field_of_a_memory_plan_can_be_set_and_zero_is_the_whole():
         "loss_tokens": 32,
         "grads_in_place": False,
         "residual_dtype": "bfloat16",
+        "fused_attention": True,
         "offload_optimizer": False,
         "master_weights": False,
     }
