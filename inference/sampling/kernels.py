@@ -19,8 +19,8 @@ from dalle_lean.compiled import compiled
 if "NUMBA_THREADING_LAYER" not in os.environ:
     config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
 
-LANES = 16
-"""Independent partial sums, which the compiler can vectorize without reordering them."""
+GROUP = 4
+"""Pictures of a prompt that attend together, so that its keys and values are read once for them."""
 
 
 def prepare(dtype: Any) -> None:
@@ -81,24 +81,28 @@ def add_and_prepare(stream, delta, scale, weight, bias, eps, inputs, branch, col
     first half from the code above, the second from the left neighbour. This code's take their place.
     """
     hidden, half = stream.shape[1], inputs.shape[3]
+    branch, column, left = np.uintp(branch), np.uintp(column), np.uintp(max(column - 1, 0))
     for row in prange(len(stream)):
         x = np.empty(hidden, np.float32)
         for i in range(hidden):
             x[i] = stream[row, i] + widened(delta[row, i]) * scale[i]
             stream[row, i] = x[i]
-        mean = lane_sum(x) / np.float32(hidden)
+        mean = total_of(x) / np.float32(hidden)
         square = np.empty(hidden, np.float32)
         for i in range(hidden):
             x[i] -= mean
             square[i] = x[i] * x[i]
-        inverse = np.float32(1) / np.sqrt(lane_sum(square) / np.float32(hidden) + eps)
+        inverse = np.float32(1) / np.sqrt(total_of(square) / np.float32(hidden) + eps)
         for i in range(hidden):
             x[i] = x[i] * inverse * weight[i] + bias[i]
         for i in range(half // 2):
             out[row, i] = narrowed(inputs[branch, column, row, i], out)
-        for i in range(half // 2, half):
-            left = inputs[branch, column - 1, row, i] if column > 0 else np.float32(0)
-            out[row, i] = narrowed(left, out)
+        if column > 0:
+            for i in range(half // 2, half):
+                out[row, i] = narrowed(inputs[branch, left, row, i], out)
+        else:
+            for i in range(half // 2, half):
+                out[row, i] = 0
         for i in range(half):
             inputs[branch, column, row, i] = x[i]
         for i in range(half, hidden):
@@ -118,39 +122,46 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
     head_size, num_cells, num_text = rotation.shape[1], keys.shape[1], text_keys.shape[1]
     heads, per_prompt = out.shape[1] // head_size, len(qkv) // prompts
     padded = len(keys) // (heads * prompts * head_size)
-    for task in prange(heads * len(qkv)):  # in the order of the cells, which are read once
-        head, row = task // len(qkv), task % len(qkv)
-        of_prompt = head * prompts + row // per_prompt
-        of_row = of_prompt * padded + row % per_prompt
-        query = np.empty(head_size, np.float32)
-        for i in range(0, head_size, 2):
-            query[i], query[i + 1] = rotated(qkv, row, head * head_size + i, rotation, 0, i)
-        for i in range(0, head_size, 2):
-            x, y = rotated(qkv, row, (heads + head) * head_size + i, rotation, 1, i)
-            keys[of_row * head_size + i, cell] = narrowed(x, keys)
-            keys[of_row * head_size + i + 1, cell] = narrowed(y, keys)
-        for i in range(0, head_size, 2):
-            x, y = rotated(qkv, row, (2 * heads + head) * head_size + i, rotation, 2, i)
-            values[of_row * num_cells + cell, i] = narrowed(x, values)
-            values[of_row * num_cells + cell, i + 1] = narrowed(y, values)
+    groups = (per_prompt + GROUP - 1) // GROUP
+    for task in prange(heads * prompts * groups):  # in the order of the cells, which are read once
+        of_prompt, start = task // groups, task % groups * GROUP
+        head, prompt = of_prompt // prompts, of_prompt % prompts
+        count = min(GROUP, per_prompt - start)
+        query = np.empty((GROUP, head_size), np.float32)
+        for member in range(count):
+            row, of_row = prompt * per_prompt + start + member, of_prompt * padded + start + member
+            for i in range(0, head_size, 2):
+                query[member, i], query[member, i + 1] = rotated(qkv, row, head * head_size + i, rotation, 0, i)
+            for i in range(0, head_size, 2):
+                x, y = rotated(qkv, row, (heads + head) * head_size + i, rotation, 1, i)
+                keys[of_row * head_size + i, cell] = narrowed(x, keys)
+                keys[of_row * head_size + i + 1, cell] = narrowed(y, keys)
+            for i in range(0, head_size, 2):
+                x, y = rotated(qkv, row, (2 * heads + head) * head_size + i, rotation, 2, i)
+                values[of_row * num_cells + cell, i] = narrowed(x, values)
+                values[of_row * num_cells + cell, i + 1] = narrowed(y, values)
 
-        on_text, on_cells = np.zeros(num_text, np.float32), np.empty(len(bias), np.float32)
-        for i in range(len(bias)):
-            on_cells[i] = widened(bias[i])
-        add_product(query, text_keys, of_prompt * head_size, 0, on_text)
-        add_product(query, keys, of_row * head_size, first, on_cells)
-        largest = max(maximum(on_text), maximum(on_cells))
-        for i in range(len(on_text)):
-            on_text[i] = exponential(on_text[i] - largest)
-        for i in range(len(on_cells)):
-            on_cells[i] = exponential(on_cells[i] - largest)
-        scale = np.float32(1) / (lane_sum(on_text) + lane_sum(on_cells))
+        on_text, on_cells = np.zeros((GROUP, num_text), np.float32), np.empty((GROUP, len(bias)), np.float32)
+        scale = np.empty(GROUP, np.float32)
+        add_products(query, count, text_keys, of_prompt * head_size, on_text)
+        for member in range(count):
+            for i in range(len(bias)):
+                on_cells[member, i] = widened(bias[i])
+            add_product(query[member], keys, (of_prompt * padded + start + member) * head_size, first, on_cells[member])
+            largest = max(maximum(on_text[member]), maximum(on_cells[member]))
+            for i in range(num_text):
+                on_text[member, i] = exponential(on_text[member, i] - largest)
+            for i in range(len(bias)):
+                on_cells[member, i] = exponential(on_cells[member, i] - largest)
+            scale[member] = np.float32(1) / (total_of(on_text[member]) + total_of(on_cells[member]))
 
-        attended = np.zeros(head_size, np.float32)
-        add_product(on_text, text_values, of_prompt * num_text, 0, attended)
-        add_product(on_cells, values, of_row * num_cells + first, 0, attended)
-        for i in range(head_size):
-            out[row, np.uintp(head * head_size + i)] = narrowed(attended[i] * scale, out)
+        attended = np.zeros((GROUP, head_size), np.float32)
+        add_products(on_text, count, text_values, of_prompt * num_text, attended)
+        for member in range(count):
+            row, of_row = prompt * per_prompt + start + member, of_prompt * padded + start + member
+            add_product(on_cells[member], values, of_row * num_cells + first, 0, attended[member])
+            for i in range(head_size):
+                out[row, np.uintp(head * head_size + i)] = narrowed(attended[member, i] * scale[member], out)
 
 
 @compiled(parallel=True)
@@ -197,6 +208,38 @@ def add_product(vector, matrix, row, column, out):
 
 
 @compiled()
+def add_products(vectors, count, matrix, row, out):
+    """`add_product` of each of the first `count` vectors [GROUP, m] with one matrix [m, n]; out is [GROUP, n].
+
+    A whole group reads the matrix once; each vector's products are added in the order of `add_product`.
+    """
+    if count < GROUP:
+        for member in range(count):
+            add_product(vectors[member], matrix, row, 0, out[member])
+        return
+    u, v, w, z = vectors[0], vectors[1], vectors[2], vectors[3]
+    out_u, out_v, out_w, out_z = out[0], out[1], out[2], out[3]
+    whole = len(u) // 4 * 4
+    for i in range(0, whole, 4):
+        for j in range(out.shape[1]):
+            x = np.uintp(j)
+            a, b = widened(matrix[row + i, x]), widened(matrix[row + i + 1, x])
+            c, d = widened(matrix[row + i + 2, x]), widened(matrix[row + i + 3, x])
+            out_u[x] += (u[i] * a + u[i + 1] * b) + (u[i + 2] * c + u[i + 3] * d)
+            out_v[x] += (v[i] * a + v[i + 1] * b) + (v[i + 2] * c + v[i + 3] * d)
+            out_w[x] += (w[i] * a + w[i + 1] * b) + (w[i + 2] * c + w[i + 3] * d)
+            out_z[x] += (z[i] * a + z[i + 1] * b) + (z[i + 2] * c + z[i + 3] * d)
+    for i in range(whole, len(u)):
+        for j in range(out.shape[1]):
+            x = np.uintp(j)
+            a = widened(matrix[row + i, x])
+            out_u[x] += u[i] * a
+            out_v[x] += v[i] * a
+            out_w[x] += w[i] * a
+            out_z[x] += z[i] * a
+
+
+@compiled()
 def maximum(numbers):
     """The largest of numbers [n]."""
     largest = numbers[0]
@@ -206,16 +249,20 @@ def maximum(numbers):
 
 
 @compiled()
-def lane_sum(numbers):
-    """The sum of float32 numbers [n]."""
-    lanes = np.zeros(LANES, np.float32)
-    whole = len(numbers) // LANES * LANES
-    for start in range(0, whole, LANES):
-        for lane in range(LANES):
-            lanes[lane] += numbers[start + lane]
-    total = np.float32(0)
-    for lane in range(LANES):
-        total += lanes[lane]
+def total_of(numbers):
+    """The sum of float32 numbers [n], in eight independent parts."""
+    a = b = c = d = e = f = g = h = np.float32(0)
+    whole = len(numbers) // 8 * 8
+    for i in range(0, whole, 8):
+        a += numbers[i]
+        b += numbers[i + 1]
+        c += numbers[i + 2]
+        d += numbers[i + 3]
+        e += numbers[i + 4]
+        f += numbers[i + 5]
+        g += numbers[i + 6]
+        h += numbers[i + 7]
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
     for i in range(whole, len(numbers)):
         total += numbers[i]
     return total
