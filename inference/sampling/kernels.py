@@ -127,19 +127,16 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
         of_prompt, start = task // groups, task % groups * GROUP
         head, prompt = of_prompt // prompts, of_prompt % prompts
         count = min(GROUP, per_prompt - start)
-        query = np.empty((GROUP, head_size), np.float32)
+        query, rotated = np.empty((GROUP, head_size), np.float32), np.empty(head_size, np.float32)
         for member in range(count):
             row, of_row = prompt * per_prompt + start + member, of_prompt * padded + start + member
-            for i in range(0, head_size, 2):
-                query[member, i], query[member, i + 1] = rotated(qkv, row, head * head_size + i, rotation, 0, i)
-            for i in range(0, head_size, 2):
-                x, y = rotated(qkv, row, (heads + head) * head_size + i, rotation, 1, i)
-                keys[of_row * head_size + i, cell] = narrowed(x, keys)
-                keys[of_row * head_size + i + 1, cell] = narrowed(y, keys)
-            for i in range(0, head_size, 2):
-                x, y = rotated(qkv, row, (2 * heads + head) * head_size + i, rotation, 2, i)
-                values[of_row * num_cells + cell, i] = narrowed(x, values)
-                values[of_row * num_cells + cell, i + 1] = narrowed(y, values)
+            rotate(qkv, row, head * head_size, rotation, 0, query[member])
+            rotate(qkv, row, (heads + head) * head_size, rotation, 1, rotated)
+            for i in range(head_size):
+                keys[np.uintp(of_row * head_size + i), np.uintp(cell)] = narrowed(rotated[i], keys)
+            rotate(qkv, row, (2 * heads + head) * head_size, rotation, 2, rotated)
+            for i in range(head_size):
+                values[np.uintp(of_row * num_cells + cell), i] = narrowed(rotated[i], values)
 
         on_text, on_cells = np.zeros((GROUP, num_text), np.float32), np.empty((GROUP, len(bias)), np.float32)
         scale = np.empty(GROUP, np.float32)
@@ -185,11 +182,13 @@ def geglu(up, out):
 
 
 @compiled(inline="always")
-def rotated(qkv, row, channel, rotation, part, i):
-    """The pair of channels of qkv at [row, channel] times the complex number at rotation [part, i]."""
-    x, y = widened(qkv[row, np.uintp(channel)]), widened(qkv[row, np.uintp(channel + 1)])
-    cosine, sine = rotation[part, i], rotation[part, i + 1]
-    return x * cosine - y * sine, x * sine + y * cosine
+def rotate(qkv, row, channel, rotation, part, out):
+    """out [d] = the pairs of channels of qkv from [row, channel] on, times the complex numbers rotation [part]."""
+    for pair in range(len(out) // 2):
+        i, j = np.uintp(2 * pair), np.uintp(2 * pair + 1)
+        x, y = widened(qkv[row, np.uintp(channel) + i]), widened(qkv[row, np.uintp(channel) + j])
+        out[i] = x * rotation[part, i] - y * rotation[part, j]
+        out[j] = x * rotation[part, j] + y * rotation[part, i]
 
 
 @compiled()
