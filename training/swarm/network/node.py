@@ -1,6 +1,7 @@
 """hivemind's DHT node, behind a gate in a run with a key, and robust against callers that end too early."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -36,6 +37,9 @@ class Node(hivemind.DHT):
     async def replicate_p2p(self) -> P2P:
         return guarded(await super().replicate_p2p(), self.gate)
 
+    async def _ignore(self) -> None:
+        """Called in place of a call that cannot be read."""
+
 
 def run_until_shutdown(node: DHTNode, coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine beside the node, in its process, until the node shuts down."""
@@ -58,13 +62,14 @@ class CallPipe:
         return getattr(self.pipe, name)
 
     def recv(self) -> Any:
-        """The next call.
+        """The next call, or one that does nothing if its caller has ended and its future's pipe with it: after an
+        error here hivemind's node would answer nobody for seconds, nor end.
 
-        Raises ConnectionResetError, which hivemind logs, if the caller has ended and its future's pipe with it, and
-        EOFError, which ends the node's process, if all callers have.
+        Raises EOFError, which ends the node's process, if all callers have ended.
         """
         call = self.pipe.recv_bytes()
         try:
             return ForkingPickler.loads(call)
-        except EOFError:
-            raise ConnectionResetError("a process ended before its call to the DHT was read") from None
+        except (EOFError, OSError) as error:
+            logging.getLogger("hivemind").info("a process ended before its call to the DHT was read: %r", error)
+            return Node._ignore.__name__, [], {}

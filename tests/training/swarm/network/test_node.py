@@ -1,5 +1,6 @@
 """A DHT node outlives the processes that call it."""
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -14,8 +15,25 @@ from hivemind.utils import get_dht_time
 
 from tests.training.swarm.harness import wait_for
 from training.swarm.network.dht import open_dht
+from training.swarm.network.node import CallPipe, Node
 
 pytestmark = pytest.mark.swarm
+
+
+class Gone:
+    """What a call holds of a caller that has ended."""
+
+    def __reduce__(self):
+        return open, ("/nowhere/its socket",)
+
+
+def test_a_call_whose_caller_has_ended_is_none_and_the_next_one_is_read():
+    read, write = multiprocessing.Pipe(duplex=False)
+    write.send(("_store", [], {"future": Gone()}))
+    write.send(("_get", ["key"], {}))
+    method, arguments, options = CallPipe(read).recv()
+    assert asyncio.run(getattr(Node, method)(None, *arguments, **options)) is None
+    assert CallPipe(read).recv() == ("_get", ["key"], {})
 
 
 def call_and_stop(dht):
