@@ -70,6 +70,7 @@ def test_of_two_helpers_that_average_a_step_one_counts_its_samples(running):
     assert most / 2 < sum(credit.counted_samples for credit in credits()) < 1.5 * most
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 def test_a_killed_helper_comes_back_as_the_same_peer(running):
     settings, before = read_settings(running.run_dir), running.step()

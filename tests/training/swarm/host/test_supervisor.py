@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -47,6 +48,30 @@ def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
     again.notice("begins")
     supervisor.forward_notices(member)
     assert supervisor.notices == 2 * ["helper-0: begins"]
+
+
+def test_a_peer_that_is_killed_starts_again_as_the_same_peer(supervisor, monkeypatch):
+    started = []
+
+    def launch(member, command):
+        started.append(command)
+        member.process, member.started_s = sleeper("import time"), time.monotonic()
+
+    monkeypatch.setattr(supervisor, "launch", launch)
+    supervisor.poll()
+    before, peer = list(started), supervisor.processes["helper-0"]
+    peer.process.kill()
+    peer.process.wait()
+    supervisor.poll()
+    [notice] = supervisor.notices
+    assert notice.startswith("helper-0 ended (killed by signal 9); it restarts in 1 s as the same peer")
+    assert started == before
+    peer.due_s = 0.0
+    supervisor.poll()
+    assert started[len(before) :] == [command for command in before if "helper-0" in command]
+    for member in supervisor.processes.values():
+        member.process.kill()
+        member.process.wait()
 
 
 def test_a_port_that_is_taken_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
