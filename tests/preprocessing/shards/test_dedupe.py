@@ -120,7 +120,9 @@ dedupe.dedupe({folder!r}, {out!r}, threads=1)
 """
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize(
+    "number", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_goes_on_and_makes_the_same_bytes(folder, tmp_path, number):
     script = KILLED.format(number=number, folder=str(folder), out=str(tmp_path / "out"))
     assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == -9
