@@ -1,5 +1,7 @@
 """`dalle-lean pack --publish` to an S3 server and to a hub, both on loopback, by real clients."""
 
+import pytest
+
 from inference import Generator
 from tests.inference.tiny_model import save_tiny_model
 
@@ -12,6 +14,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.parametrize("storage", [pytest.param("s3", marks=pytest.mark.slow), "hub"], indirect=True)
 def test_a_packed_model_is_whole_where_it_is_published_and_only_changes_follow(storage, tmp_path):
     model, packed = save_tiny_model(tmp_path), tmp_path / "packed"
     said = storage.program("pack", model, packed, "--publish", storage.model)
