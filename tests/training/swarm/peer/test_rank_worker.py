@@ -85,7 +85,7 @@ def learn_alone(settings, folder, peer, learnt):
 @pytest.mark.parametrize(
     "wire",
     [
-        WireSection(compression="fp32", delayed=False, inner_steps=1),
+        pytest.param(WireSection(compression="fp32", delayed=False, inner_steps=1), marks=pytest.mark.slow),
         pytest.param(
             WireSection(
                 mode="diloco", compression="fp32", delayed=False, inner_steps=3, outer_lr=1.0, outer_momentum=0.0
