@@ -125,6 +125,7 @@ def test_a_peer_with_stale_weights_keeps_them_where_the_average_is_far_away(aver
     torch.testing.assert_close(far, torch.full((TENSORS, SIZE), 2.0), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
     helper, honest, ghost = averagers(PartReducer, PartReducer, ghost=2)
@@ -137,6 +138,7 @@ def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
     torch.testing.assert_close(values[1], torch.ones(TENSORS, SIZE))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_reducer_that_gives_two_senders_different_averages_proves_it_by_its_own_signature(averagers, tmp_path):
     enemy, one, other = averagers(PartReducer, PartReducer, two_faced=0, hosted=False)
