@@ -42,6 +42,7 @@ def undisturbed(shards, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_are_continued_by_one(shards, undisturbed, tmp_path):
     said = run_together(2, "train_until_killed", shards, tmp_path, "fsdp", 1, 7, check=False)
     assert "another of the processes has ended" in said
