@@ -160,7 +160,10 @@ def write_tokenizer(path: Path) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[SMALL, pytest.param(FULL, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
+    params=[
+        pytest.param(SMALL, marks=pytest.mark.slow),
+        pytest.param(FULL, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+    ],
     ids=["small", "full"],
 )
 def size(request):
