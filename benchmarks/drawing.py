@@ -48,12 +48,13 @@ class RenderTimes(NamedTuple):
     score_s: float
 
 
-def draw(decoder: PackedDecoder, text_ids: Tensor, batch: int) -> Drawing:
+def draw(decoder: PackedDecoder, text_ids: Tensor, batch: int, guidance: float = 1.0) -> Drawing:
     """Draw `batch` pictures of each prompt [N, T], with the default settings and seed 0. On CUDA it draws once before,
     which records the graphs of this batch size."""
-    device, read = decoder.device, KVCache.decode_step
+    device, read, guided = decoder.device, KVCache.decode_step, guidance != 1
+    pictures = rows(batch, guidance) * len(text_ids)
     if device.type == "cuda":
-        deque(sample_codes(decoder, read_prompts(decoder, text_ids), rows(batch) * len(text_ids)), maxlen=0)
+        deque(sample_codes(decoder, read_prompts(decoder, text_ids, guided=guided), pictures), maxlen=0)
     steps_s, cache_bytes = 0.0, 0
 
     def timed_read(cache: KVCache, codes: Tensor) -> Tensor:
@@ -65,19 +66,19 @@ def draw(decoder: PackedDecoder, text_ids: Tensor, batch: int) -> Drawing:
         return logits
 
     started = now(device)
-    prompts = read_prompts(decoder, text_ids)
+    prompts = read_prompts(decoder, text_ids, guided=guided)
     prefilled = now(device)
     KVCache.decode_step = timed_read  # type: ignore[method-assign, assignment]
     try:
-        [codes] = deque(sample_codes(decoder, prompts, rows(batch) * len(text_ids)), maxlen=1)
+        [codes] = deque(sample_codes(decoder, prompts, pictures), maxlen=1)
     finally:
         KVCache.decode_step = read  # type: ignore[method-assign]
     return Drawing(codes, prefilled - started, steps_s, now(device) - prefilled - steps_s, cache_bytes)
 
 
-def rows(batch: int) -> list[Row]:
+def rows(batch: int, guidance: float = 1.0) -> list[Row]:
     """Pictures 0, 1, ... of a prompt."""
-    return [Row(picture, Settings()) for picture in range(batch)]
+    return [Row(picture, Settings(guidance=guidance)) for picture in range(batch)]
 
 
 def render(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> RenderTimes:

@@ -25,8 +25,12 @@ timed. Its codes/s exclude its prefill.
 All measurements take turns: each round runs each of them once. A figure is the median over the rounds, a ratio the
 median of the ratios within each round.
 
-Agreement is measured on the bundled model: the share of codes that a precision draws as fp32 does, given fp32's codes
-so far and the same noise; and the share of whole pictures that are the same when each continues with its own codes.
+The bundled model is drawn with its own guidance, as the page does: a step then reads two rows for each picture, and
+few codes are left to sample from.
+
+Agreement is measured on the bundled model, without guidance: the share of codes that a precision draws as fp32 does,
+given fp32's codes so far and the same noise; and the share of whole pictures that are the same when each continues with
+its own codes.
 """
 
 import argparse
@@ -56,7 +60,15 @@ from benchmarks.reference import (
 )
 from benchmarks.report import check_positive, make_parser, print_json
 from benchmarks.roofline import bandwidth, matmul_rate
-from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Found, drawing_figures, reference_figures, report
+from benchmarks.sampling_figures import (
+    REFERENCE_BATCH,
+    WAYS,
+    Found,
+    drawing_figures,
+    guided_figures,
+    reference_figures,
+    report,
+)
 from benchmarks.timing import in_turns, seconds_of
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch
@@ -110,7 +122,9 @@ def main() -> None:
             if reference is not None:
                 child, differences = start_reference(reference, pipeline.model, options.threads, stack)
             found = measure(pipeline, options.batches, options.rounds, child)
-        agreement = measure_agreement(device)
+        bundled = Generator.from_folder(bundled_model(), device=device, scorer="none")
+        guided = measure_guided(bundled, options.batches, options.rounds)
+        agreement = measure_agreement(bundled)
     except UserError as mistake:
         parser.error(str(mistake))
     again = measure_limits(device)
@@ -118,6 +132,7 @@ def main() -> None:
     figures: dict[str, Any] = {
         "drawing": drawing_figures(pipeline.model, found, limits),
         "reference": reference_figures(pipeline.model.config, found),
+        "guided": guided,
         "agreement": agreement,
     }
     report(figures)
@@ -229,11 +244,22 @@ def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Ch
     return in_turns(measures, rounds, "Sampling")
 
 
-def measure_agreement(device: torch.device) -> list[dict[str, Any]]:
+def measure_guided(bundled: Generator, batches: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
+    """The bundled model's drawing of one prompt with guidance, in each precision."""
+    text_ids = bundled.tokenizer.encode([PROMPT], bundled.model.config.text_len)
+    measures = {
+        (batch, name): partial(draw, PackedDecoder(bundled.model, name), text_ids, batch, bundled.guidance)
+        for batch in batches
+        for name in precisions(bundled.device)
+    }
+    return guided_figures(bundled.model.config.image_len, in_turns(measures, rounds, "Guidance"))
+
+
+def measure_agreement(bundled: Generator) -> list[dict[str, Any]]:
     """For each precision of the bundled model: the shares of codes and of pictures that equal fp32's."""
-    bundled = Generator.from_folder(bundled_model(), device=device, scorer="none")
     text_ids = bundled.tokenizer.encode(list(AGREEMENT_PROMPTS), bundled.model.config.text_len)
-    decoders: dict[Precision, PackedDecoder] = {name: PackedDecoder(bundled.model, name) for name in precisions(device)}
+    names = precisions(bundled.device)
+    decoders: dict[Precision, PackedDecoder] = {name: PackedDecoder(bundled.model, name) for name in names}
     expected = draw(decoders["fp32"], text_ids, AGREEMENT_PICTURES).codes
 
     def agreement(precision: Precision) -> dict[str, Any]:

@@ -37,6 +37,12 @@ ROOFLINE_COLUMNS = (
     Column("step, of the bandwidth", "bandwidth_reached", ".0%"),
     Column("step, faster than plain", "faster_than_plain", ".2f"),
 )
+GUIDED_COLUMNS = (
+    *KEYS,
+    Column("codes/s", "codes_per_s", ",.0f"),
+    Column("step, ms", "step_s", ",.2f", MS),
+    Column("sampling, ms", "sampling_s", ",.2f", MS),
+)
 AGREEMENT_COLUMNS = (
     Column("precision", "precision"),
     Column("pictures", "pictures"),
@@ -90,6 +96,20 @@ def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> 
     return figures
 
 
+def guided_figures(num_codes: int, found: Mapping[tuple[int, str], list[Drawing]]) -> list[dict[str, Any]]:
+    """The figures of drawing with guidance for each batch size and precision."""
+    return [
+        {
+            "batch": batch,
+            "precision": precision,
+            "codes_per_s": batch * num_codes / median(drawing.total_s for drawing in drawings),
+            "step_s": median(drawing.steps_s for drawing in drawings) / (num_codes - 1),
+            "sampling_s": median(drawing.sampling_s for drawing in drawings) / num_codes,
+        }
+        for (batch, precision), drawings in found.items()
+    ]
+
+
 def reference_figures(config: DalleConfig, found: Found) -> list[dict[str, Any]]:
     """The figures for each way of the reference, and how much faster and smaller ours is in each precision."""
     figures = []
@@ -133,5 +153,7 @@ def report(figures: dict[str, Any]) -> None:
         print_figures(reference, columns)
     else:
         print("Not measured: --versus installs it, --reference names an interpreter that has it.")
+    print("\nThe bundled model with guidance: a step and its sampling for one code per picture")
+    print_figures(figures["guided"], GUIDED_COLUMNS)
     print("\nThe bundled model: shares drawn as in fp32")
     print_figures(figures["agreement"], AGREEMENT_COLUMNS)

@@ -140,7 +140,7 @@ def test_the_report_is_tables_and_a_line_of_json(monkeypatch, capsys):
     monkeypatch.setattr(roofline, "BANDWIDTH_BYTES", 2**20)
     sampling.main()
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("| ---") for line in lines) == 3
+    assert sum(line.startswith("| ---") for line in lines) == 4
     assert any("--versus" in line for line in lines), "it says that it measured ours alone"
     figures = json.loads(lines[-1])
     assert figures["benchmark"] == "sampling"
@@ -149,6 +149,8 @@ def test_the_report_is_tables_and_a_line_of_json(monkeypatch, capsys):
     for line in found.values():
         assert 0 < line["pictures_per_s"] < line["codes_per_s"] / TINY.image_len
         assert line["cache_bytes"] > 0
+    assert {(line["batch"], line["precision"]) for line in figures["guided"]} == set(found)
+    assert all(line["step_s"] > 0 < line["sampling_s"] for line in figures["guided"])
     same = {line["precision"]: line["same_codes"] for line in figures["agreement"]}
     assert same["fp32"] == 1
     assert 0.5 < same["int8"] <= 1
