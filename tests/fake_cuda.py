@@ -11,17 +11,23 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dalle_lean.model.attention import window_mask
+from dalle_lean.model.fused_attention import pattern_of
 
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator[None]:
     """Within it, device="cuda" makes fake tensors. Backward needs a driver."""
-    window_mask.cache_clear()
+    clear_caches()
     try:
         with FakeTensorMode(), torch.no_grad():
             yield
     finally:
-        window_mask.cache_clear()  # of fake tensors, which mean nothing outside
+        clear_caches()  # of fake tensors, which mean nothing outside
+
+
+def clear_caches() -> None:
+    window_mask.cache_clear()
+    pattern_of.cache_clear()
 
 
 def moved(module: nn.Module) -> nn.Module:

@@ -48,12 +48,14 @@ def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
     """Forward and backward: backward is twice the forward, and what the plan does not keep is computed once more.
 
     projections: 3 forwards if kept, else 4. output: 3, in chunks 4.
-    attention: 3 if kept, else 4; the fused kernel of full attention computes the scores again, half a forward more.
+    attention: 3 if kept, else 4; the kernels of full and of fused attention compute the scores again, half a forward
+    more.
     """
     forward = forward_flop(config, batch)
     recomputes = plan.recomputes(config)
-    full = sum(attention_pairs(config, kind) for kind in config.layer_kinds if kind == "full")
-    scores_again = 0.5 * 4.0 * batch * config.num_heads * config.head_size * full
+    fused = [kind for kind in config.layer_kinds if kind == "full" or plan.fused_attention]
+    pairs = sum(attention_pairs(config, kind) for kind in fused)
+    scores_again = 0.5 * 4.0 * batch * config.num_heads * config.head_size * pairs
     return Flop(
         projections=(3 + recomputes) * forward.projections,
         attention=(3 + (plan.activations_for(config) != "keep")) * forward.attention + scores_again,

@@ -199,12 +199,11 @@ def attention_chain(step: Step, kind: str, samples: int, heads: int, recomputed:
     # Splitting into queries, keys and values copies nothing, but their gradients are stacked.
     chain.append(Op(3 * values))
     out = project_op(step, "out", tokens, share, recomputed)
-    if kind == "full":
-        return [*chain, full_op(step, samples, heads), Op(values), out]
-    if step.plan.fused_attention and step.setup.device == "cuda":
-        across = kind in ALONG_COLUMNS  # queries, keys and values are reordered, and the result is
-        reordered = [Op(3 * values)] * across, [Op(values)] * across
-        return [*chain, *reordered[0], full_op(step, samples, heads), *reordered[1], Op(values), out]
+    if kind == "full" or (step.plan.fused_attention and step.setup.device == "cuda"):
+        kernel = [full_op(step, samples, heads)]
+        if kind in ALONG_COLUMNS:  # queries, keys and values are reordered, and the result is put back
+            kernel = [Op(3 * values), *kernel, Op(values)]
+        return [*chain, *kernel, Op(values), out]
     return [*chain, Op(values), *window_chain(step, kind, samples, heads), Op(values), out]
 
 

@@ -15,6 +15,9 @@ from torch import Tensor
 from dalle_lean.model.config import ALONG_COLUMNS, DalleConfig
 from dalle_lean.model.masks import code_sees_code, text_mask
 
+MOST_SHAPES = 256
+"""Then an error, as `fullgraph` asks for: `length_warmup`, held-out batches and last chunks bring a few shapes each."""
+
 
 class Pattern(NamedTuple):
     """Which pairs of positions attend."""
@@ -30,17 +33,23 @@ class Pattern(NamedTuple):
 def attend_fused(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
     """Query, key, value and the result are [B, H, S, d]. Backward needs a GPU."""
     if pattern.order is not None:
-        query, key, value = (x[:, :, pattern.order] for x in (query, key, value))
+        query, key, value = (x.index_select(2, pattern.order) for x in (query, key, value))
     out = kernel()(query, key, value, block_mask=pattern.blocks)
-    return out if pattern.places is None else out[:, :, pattern.places]
+    return out if pattern.places is None else out.index_select(2, pattern.places)
+
+
+def kernel() -> Any:
+    """FlexAttention, compiled for each shape and dtype at its first use."""
+    from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
+
+    return flex_attention if torch.compiler.is_compiling() else compiled(flex_attention)
 
 
 @cache
-def kernel() -> Any:
-    """FlexAttention, which torch compiles for each shape and dtype."""
-    from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
-
-    return torch.compile(flex_attention, dynamic=False)
+def compiled(flex_attention: Any) -> Any:
+    """Compiled for any number of shapes: beyond torch's limit of eight it would run uncompiled and hold all scores."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 @lru_cache(maxsize=16)

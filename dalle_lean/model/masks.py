@@ -4,8 +4,8 @@ P text positions (`<bos>` and the caption), f side of the code grid, S = P + f *
 attend. A text query sees the text up to itself; an image query sees all text, itself and, of the codes before it, those
 that its kind of attention names. Source: Ramesh et al. 2021, "Zero-Shot Text-to-Image Generation", appendix B.1.
 
-`code_sees_code` is the only place with these rules: training (`attention.py`) and sampling call it for the pairs that
-they compute.
+`code_sees_code` is the only place with these rules: training (`attention.py`, `fused_attention.py`) and sampling call
+it for the pairs that they compute.
 """
 
 import torch

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # the calculator must not wait for torch
 
 ACTIVATIONS = {True: ("keep", "reversible"), False: ("keep", "selective", "checkpoint")}
 """The choices of a config by whether it is reversible; the last is the leanest."""
+SMALLEST_FUSED_HEAD = 16
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -35,8 +36,8 @@ class MemoryPlan:
             parameters see nothing.
         residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32.
             Reversible backward refuses bfloat16: inputs rebuilt from it drift by more than rounding.
-        fused_attention: on a GPU, row, column and convolution attention are FlexAttention's, which keeps no scores; it
-            is compiled at the first step.
+        fused_attention: on a GPU, row, column and convolution attention are computed by torch's FlexAttention, which
+            keeps no scores and is compiled at the first use of each shape.
         offload_optimizer: the optimizer's statistics are on the CPU.
         master_weights: low-precision weights have float32 copies on the CPU, which the optimizer updates.
 
@@ -65,7 +66,7 @@ class MemoryPlan:
         check(self)
 
     def activations_for(self, config: DalleConfig) -> str:
-        """The choice for this config; ValueError if the config does not support it."""
+        """The choice for this config; ValueError if the config does not support the plan."""
         allowed = ACTIVATIONS[config.reversible]
         activations = allowed[-1] if self.activations is None else self.activations
         if activations == "reversible" and self.residual_dtype == "bfloat16":
@@ -74,6 +75,11 @@ class MemoryPlan:
             raise UserError(
                 f"activations={self.activations!r}: a config with reversible={config.reversible} takes "
                 f"{', '.join(allowed)}"
+            )
+        if self.fused_attention and config.head_size < SMALLEST_FUSED_HEAD:
+            raise UserError(
+                f"fused_attention=True: head_size={config.head_size}, and the kernel needs at least "
+                f"{SMALLEST_FUSED_HEAD}"
             )
         return activations
 

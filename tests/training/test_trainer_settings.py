@@ -57,7 +57,7 @@ def test_a_run_too_large_for_the_machine_is_refused_with_both_figures_before_it_
 
 @pytest.mark.parametrize(
     "names",
-    [("fp16", "muon"), ("bf16 weights", "caption dropout"), ("adamw8bit",)]
+    [("fp16", "muon", "length warm-up"), ("bf16 weights", "caption dropout"), ("adamw8bit",)]
     + [pytest.param((name,), marks=pytest.mark.slow) for name in CHANGES if name != "adamw8bit"],
     ids=", ".join,
 )

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
+from dalle_lean.errors import UserError
 from dalle_lean.memory import TrainingSetup, cost_of
+from dalle_lean.memory.operations import Step, attention_chain
 from dalle_lean.model import fused_attention
 from dalle_lean.model.attention import Layout, attend
 from tests.fake_cuda import fake_cuda
@@ -21,8 +23,7 @@ def heads(length, device="cpu"):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """The kernel as torch computes it without its compiler."""
-    flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    monkeypatch.setattr(fused_attention, "kernel", lambda: flex.flex_attention)
+    monkeypatch.setattr(fused_attention, "compiled", lambda flex_attention: flex_attention)
 
 
 @pytest.mark.filterwarnings("ignore:.*called without torch.compile")
@@ -48,8 +49,40 @@ def test_values_and_gradients_on_a_gpu(kind, fields):
     torch.testing.assert_close(*results, atol=5e-3, rtol=5e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"activations": "keep"},
+        {"activations": "selective"},
+        {"activations": "checkpoint", "samples": 2, "attention_heads": 2},
+        {"activations": "reversible", "samples": 2},
+    ],
+    ids=lambda settings: settings["activations"],
+)
+def test_a_model_learns_the_same_under_every_plan_on_a_gpu(settings, compiled):
+    reversible = settings["activations"] == "reversible"
+    config = DalleConfig(**{**DALLE_FIELDS, "head_size": 16, "reversible": reversible})
+    torch.manual_seed(0)
+    model = Dalle(config, device="cuda")
+    text_ids = torch.randint(1, config.text_vocab_size, (3, config.text_len), device="cuda")
+    codes = torch.randint(config.image_vocab_size, (3, config.image_len), device="cuda")
+    results = []
+    for fused in (False, True):
+        model.plan = MemoryPlan(**settings, fused_attention=fused)
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model.weigh(*(torch.compile(model.losses) if compiled else model.losses)(text_ids, codes))
+        loss.backward()
+        results.append([loss.detach(), torch.cat([weight.grad.flatten() for weight in model.parameters()])])
+    (loss, gradient), (fused_loss, fused_gradient) = results
+    torch.testing.assert_close(fused_loss, loss, atol=1e-2, rtol=1e-2)
+    assert (fused_gradient - gradient).norm() < 0.05 * gradient.norm()
+
+
 def test_a_plan_asks_for_it_on_a_gpu_only():
-    config = DalleConfig(**DALLE_FIELDS)
+    config = DalleConfig(**{**DALLE_FIELDS, "head_size": 16})
     with fake_cuda(), torch.enable_grad():
         for device, fused in (("cuda", True), ("cpu", False)):
             model = Dalle(config, MemoryPlan(activations="keep", fused_attention=True), device=device)
@@ -57,11 +90,48 @@ def test_a_plan_asks_for_it_on_a_gpu_only():
             assert layout.fused == fused
 
 
-def test_it_keeps_no_scores():
-    config, setup = DalleConfig.paper(), TrainingSetup.of_precision("bf16", batch=4, device="cuda")
-    eager, fused = (
-        cost_of(config, MemoryPlan(activations="keep", fused_attention=fused), setup).device.activations
-        for fused in (False, True)
-    )
+def test_more_shapes_than_torch_compiles_by_default_run_compiled(monkeypatch):
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend="eager", **options))
+    fused_attention.compiled.cache_clear()
+    config = DalleConfig(text_len=8, image_side=16)
+    try:
+        for codes in range(torch._dynamo.config.recompile_limit + 2):
+            inputs = [x.detach() for x in heads(9 + codes)]
+            expected = attend(*inputs, "row", Layout(config, 9, 16))
+            torch.testing.assert_close(attend(*inputs, "row", Layout(config, 9, 16, fused=True)), expected)
+    finally:
+        fused_attention.compiled.cache_clear()
+        torch.compiler.reset()
+
+
+def test_heads_too_small_for_the_kernel_are_refused():
+    with pytest.raises(UserError, match="head_size=8, and the kernel needs at least 16"):
+        Dalle(DalleConfig(**{**DALLE_FIELDS, "head_size": 8}), MemoryPlan(fused_attention=True))
+
+
+def cost(kind, fused, device="cuda"):
+    config = DalleConfig(attention_pattern=(kind,), last_attention=None, shared_blocks=None, num_layers=4)
+    setup = TrainingSetup.of_precision("bf16", batch=4, device=device)
+    plan = MemoryPlan(activations="keep", loss_tokens=64, grads_in_place=True, fused_attention=fused)
+    return cost_of(config, plan, setup)
+
+
+def test_it_keeps_no_scores_and_computes_them_again():
+    config, ours, windowed = DalleConfig.paper(), cost("row", fused=True), cost("row", fused=False)
     scores = 4 * config.num_heads * config.image_len * (config.num_text_positions + config.image_side)
-    assert eager - fused > config.num_layers * scores * (2 + 4)  # the softmax in float32 and in bfloat16
+    softmax = 2 + 4  # in bfloat16 and in float32
+    assert windowed.device.activations - ours.device.activations > 3 * scores * softmax
+    assert ours.step.attention > windowed.step.attention
+
+
+def test_columns_are_reordered_and_rows_are_not():
+    setup = TrainingSetup.of_precision("bf16", batch=4, device="cuda")
+    step = Step(DalleConfig(), MemoryPlan(fused_attention=True), setup)
+    columns, rows = (attention_chain(step, kind, 4, 16, recomputed=False) for kind in ("column", "row"))
+    values = 4 * step.config.sequence_len * 16 * step.config.head_size * step.compute
+    assert sum(op.output_bytes for op in columns) - sum(op.output_bytes for op in rows) == (3 + 1) * values
+
+
+def test_a_cpu_has_no_such_kernel():
+    assert cost("row", fused=True, device="cpu").device == cost("row", fused=False, device="cpu").device

@@ -63,13 +63,13 @@ class CallPipe:
 
     def recv(self) -> Any:
         """The next call, or one that does nothing if its caller has ended and its future's pipe with it: after an
-        error here hivemind's node would answer nobody for seconds, nor end.
+        error here hivemind's node would answer nobody for seconds and could not be shut down.
 
         Raises EOFError, which ends the node's process, if all callers have ended.
         """
         call = self.pipe.recv_bytes()
         try:
             return ForkingPickler.loads(call)
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError, FileNotFoundError) as error:
             logging.getLogger("hivemind").info("a process ended before its call to the DHT was read: %r", error)
             return Node._ignore.__name__, [], {}

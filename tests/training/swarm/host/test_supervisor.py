@@ -50,12 +50,13 @@ def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
     assert supervisor.notices == 2 * ["helper-0: begins"]
 
 
-def test_a_peer_that_is_killed_starts_again_as_the_same_peer(supervisor, monkeypatch):
+def test_a_peer_that_is_killed_starts_again_as_the_same_peer(supervisor, monkeypatch, request):
     started = []
 
     def launch(member, command):
         started.append(command)
         member.process, member.started_s = sleeper("import time"), time.monotonic()
+        request.addfinalizer(member.process.kill)
 
     monkeypatch.setattr(supervisor, "launch", launch)
     supervisor.poll()
@@ -69,9 +70,6 @@ def test_a_peer_that_is_killed_starts_again_as_the_same_peer(supervisor, monkeyp
     peer.due_s = 0.0
     supervisor.poll()
     assert started[len(before) :] == [command for command in before if "helper-0" in command]
-    for member in supervisor.processes.values():
-        member.process.kill()
-        member.process.wait()
 
 
 def test_a_port_that_is_taken_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
