@@ -48,9 +48,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout)
     if kind == "full":
         return scaled_dot_product_attention(query, key, value, is_causal=True)
     if layout.fused and query.dtype != torch.float64:
-        length, device = query.shape[2], query.device
-        pattern = pattern_of(layout.config, kind, layout.num_text, layout.side, length, device)
-        return attend_fused(query, key, value, pattern)
+        place = layout.num_text, layout.side, query.shape[2], query.device
+        return attend_fused(query, key, value, pattern_of(layout.config, kind, *place))
     query = query * query.shape[-1] ** -0.5
     text_query, image_query = split(query, layout)
     text_key, image_key = split(key, layout)

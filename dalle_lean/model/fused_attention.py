@@ -15,19 +15,13 @@ from torch import Tensor
 from dalle_lean.model.config import ALONG_COLUMNS, DalleConfig
 from dalle_lean.model.masks import code_sees_code, text_mask
 
-MOST_SHAPES = 256
-"""Then an error, as `fullgraph` asks for: `length_warmup`, held-out batches and last chunks bring a few shapes each."""
-
 
 class Pattern(NamedTuple):
     """Which pairs of positions attend."""
 
-    blocks: Any
-    """The BlockMask of the ordered positions."""
-    order: Tensor | None
-    """Positions such that neighbours share most of their keys, [S]; None is as they are."""
-    places: Tensor | None
-    """The place of each position in `order`, [S]."""
+    blocks: Any  # the BlockMask of the ordered positions
+    order: Tensor | None  # positions such that neighbours share most of their keys, [S]; None is as they are
+    places: Tensor | None  # the place of each position in `order`, [S]
 
 
 def attend_fused(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
@@ -47,8 +41,9 @@ def kernel() -> Any:
 
 @cache
 def compiled(flex_attention: Any) -> Any:
-    """Compiled for any number of shapes: beyond torch's limit of eight it would run uncompiled and hold all scores."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
+    """Compiled for up to 256 shapes, then an error: beyond torch's limit of 8 it would run uncompiled and hold all
+    scores. `length_warmup`, held-out batches and last chunks bring a few shapes each."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 

@@ -77,9 +77,9 @@ class MemoryPlan:
                 f"{', '.join(allowed)}"
             )
         if self.fused_attention and config.head_size < SMALLEST_FUSED_HEAD:
+            least = SMALLEST_FUSED_HEAD
             raise UserError(
-                f"fused_attention=True: head_size={config.head_size}, and the kernel needs at least "
-                f"{SMALLEST_FUSED_HEAD}"
+                f"fused_attention=True: head_size={config.head_size}, and the kernel needs at least {least}"
             )
         return activations
 
