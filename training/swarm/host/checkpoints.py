@@ -31,6 +31,8 @@ META = "checkpoint.json"
 STATE = "state.safetensors"
 HASHED_FILES = ("model/config.json", "model/model.safetensors", STATE)
 GIVEN_UP = "given-up"
+ROLLBACK = "rollback.json"
+"""In FOLDER while a rollback is under way: the step to go back to, and the name of the run that goes back."""
 LOCK = ".checkpoints.lock"
 KEPT_NEWEST = 5
 KEPT_ONE_IN = 10
@@ -263,6 +265,31 @@ def successor(swarm: SwarmSection) -> str:
     return f"{swarm.first_name}-back{swarm.rollbacks + 1}"
 
 
+def begin_rollback(run_dir: Path, step: int) -> None:
+    """Note that the run goes back to its checkpoint of `step`; from here on, a kill leaves it to `finish_rollback`."""
+    write_json(run_dir / FOLDER / ROLLBACK, {"step": step, "name": read_settings(run_dir).swarm.name})
+
+
+def finish_rollback(run_dir: Path, on_notice: OnNotice) -> None:
+    """Complete a rollback that was interrupted, if there is one; ValueError as `rollback`."""
+    path = run_dir / FOLDER / ROLLBACK
+    if not path.exists():
+        return
+    match read_json(path):
+        case {"step": int(step), "name": str(name)}:
+            pass
+        case _:
+            raise UserError(f"{path} is malformed; choose a step with dalle-lean rollback")
+    if name != read_settings(run_dir).swarm.name:  # it was complete but for this file
+        path.unlink()
+        return
+    on_notice(f"the rollback to step {step} was interrupted; completing it")
+    try:
+        rollback(run_dir, step, on_notice)
+    except UserError as error:
+        raise UserError(f"{error}; choose another step with dalle-lean rollback") from None
+
+
 def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSettings:
     """Roll a run back to its checkpoint of `step`; later ones are moved to checkpoints/given-up-NAME/.
 
@@ -275,14 +302,18 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
         steps = ", ".join(str(checkpoint.step) for checkpoint in kept)
         raise UserError(f"{run_dir} has no checkpoint of step {step}; it has {steps or 'none'}")
     chosen.check()
+    begin_rollback(run_dir, step)
     swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm))
-    aside = run_dir / FOLDER / f"{GIVEN_UP}-{settings.swarm.name}"
-    # Moved first, so that the same command completes a rollback that was killed.
+    root = run_dir / FOLDER
+    aside = root / f"{GIVEN_UP}-{settings.swarm.name}"
     for checkpoint in kept:
         if checkpoint.step > step:
             aside.mkdir(exist_ok=True)
             shutil.rmtree(aside / checkpoint.folder.name, ignore_errors=True)  # of a rollback that was killed
             os.rename(checkpoint.folder, aside / checkpoint.folder.name)
+            sync_folder(aside)
+    sync_folder(root)
     settings = dataclasses.replace(settings, swarm=swarm)
-    write_settings(run_dir / SWARM_TOML, settings)
+    write_settings(run_dir / SWARM_TOML, settings)  # after the moves: `finish_rollback` takes its name for their end
+    (root / ROLLBACK).unlink()
     return settings

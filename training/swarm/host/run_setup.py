@@ -35,7 +35,7 @@ from training.swarm.config import (
     read_settings,
     write_settings,
 )
-from training.swarm.host.checkpoints import Checkpoints, has_intact_checkpoint, list_checkpoints
+from training.swarm.host.checkpoints import Checkpoints, finish_rollback, has_intact_checkpoint, list_checkpoints
 from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import check_ip, free_ports, outward_ip
@@ -69,7 +69,7 @@ def make_run(
     peer_list: str | None = None,
     on_notice: OnNotice,
 ) -> SwarmSettings:
-    """Create the folder of a run, or update the addresses of an existing one.
+    """Create the folder of a run, or update the addresses of an existing one and complete an interrupted rollback.
 
     Args:
         data: shards; None continues an existing run unchanged.
@@ -82,9 +82,11 @@ def make_run(
             the run's previous number, at first 1.
         announce, listen, publish, peer_list: see HostConfig; None keeps the previous value.
 
-    Raises ValueError if the existing run has other settings; it names what differs.
+    Raises ValueError if the existing run has other settings; it names what differs. As `rollback` if one cannot be
+    completed.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
+    finish_rollback(run_dir, on_notice)
     before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
     previous = previous_config(run_dir)
     has_list = Path(peer_list).is_file() if peer_list else previous.peer_list is not None

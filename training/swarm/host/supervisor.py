@@ -14,7 +14,7 @@ from dalle_lean.ending import Terminated, terminate
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, OnProgress
 from training.swarm.config import SwarmSettings
-from training.swarm.host.checkpoints import rollback
+from training.swarm.host.checkpoints import begin_rollback, rollback
 from training.swarm.host.host_config import HostConfig
 from training.swarm.host.status import RunStatus, read_status, status_path
 from training.swarm.network.orphan_reaper import guard_children
@@ -322,5 +322,6 @@ def host_run(
             if step is None:
                 return RunStatus.of_peers(run_dir, supervisor.host_config.leading)
             supervisor.poll()  # forwards the reason
+            begin_rollback(run_dir, step)  # the peers may take minutes to leave, and the donors save what is given up
         settings = rollback(run_dir, step, on_notice)
         on_notice(f"the run continues from step {step} as {settings.swarm.name}, with tighter clipping")

@@ -2,12 +2,15 @@
 
 import dataclasses
 import fcntl
+import itertools
 import math
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -22,7 +25,10 @@ from training.run.recipe import Recipe, ScheduleRecipe
 from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
 from training.swarm.host.checkpoints import (
     LOCK,
+    ROLLBACK,
     Checkpoints,
+    begin_rollback,
+    finish_rollback,
     is_intact,
     list_checkpoints,
     rollback,
@@ -320,3 +326,70 @@ def test_a_rollback_whose_moves_a_kill_left_half_done_can_be_made_again(checkpoi
     rollback(run, 10)
     assert not (left / "old").exists()
     assert (left / "checkpoint.json").exists()
+
+
+@contextmanager
+def killed_at(number, monkeypatch):
+    """Die before the file operation of this number, from 0; as after kill -9, none follows.
+
+    Yields a list that stays empty if there are fewer operations.
+    """
+    begun, refused = itertools.count(), []
+
+    class Killed(BaseException):
+        pass
+
+    def mortal(operate):
+        def operation(*arguments, **options):
+            if next(begun) >= number:
+                refused.append(arguments)
+                raise Killed
+            return operate(*arguments, **options)
+
+        return operation
+
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "rename", "replace", "unlink"):
+            patch.setattr(os, name, mortal(getattr(os, name)))
+        with suppress(Killed):
+            yield refused
+
+
+def test_a_rollback_killed_between_any_file_operations_is_whole_after_the_hosts_next_start(
+    shards, tmp_path, monkeypatch
+):
+    settings = make(tmp_path / "run", shards)
+    checkpoints = Checkpoints(tmp_path / "run", settings, HostConfig(ports={}), print)
+    for step in (3, 6, 9):
+        checkpoints.save(step, build_model(settings), [], 5.5)
+    found = []
+    for number in itertools.count():
+        folder = tmp_path / str(number) / "run"
+        shutil.copytree(tmp_path / "run", folder)
+        with killed_at(number, monkeypatch) as refused:
+            rollback(folder, 3)
+        name = make(folder, shards).swarm.name
+        set_aside = sorted(path.name for path in folder.glob("checkpoints/given-up-*/*"))
+        found.append((name, steps(folder), set_aside))
+        assert not (folder / "checkpoints" / ROLLBACK).exists()
+        if not refused:
+            break
+    untouched, whole = ("run", [3, 6, 9], []), ("run-back1", [3], ["step-000006", "step-000009"])
+    assert found == sorted(found)  # untouched until the rollback is noted
+    assert {str(state) for state in found} == {str(untouched), str(whole)}
+
+
+def test_a_rollback_that_cannot_be_completed_says_so_until_another_step_is_chosen(checkpoints, run):
+    for step in (10, 20, 30):
+        checkpoints.save(step, tiny_dalle(), STATISTICS, math.nan)
+    begin_rollback(run, 20)
+    (run / "checkpoints/step-000020/state.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"damaged.*; choose another step with dalle-lean rollback"):
+        finish_rollback(run, print)
+    (run / "checkpoints" / ROLLBACK).write_text("{}")
+    with pytest.raises(UserError, match=f"{ROLLBACK} is malformed; choose a step with dalle-lean rollback"):
+        finish_rollback(run, print)
+    rollback(run, 10)
+    finish_rollback(run, pytest.fail)
+    assert steps(run) == [10]
+    assert read_settings(run).swarm.name == "emoji-back1"

@@ -12,7 +12,7 @@ from training.swarm.averaging.robust_rules import RULES, TIGHTER, rule_of
 from training.swarm.config import read_settings
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpointer import MAX_ROLLBACKS, MEASURED, LossGuard
-from training.swarm.host.checkpoints import list_checkpoints
+from training.swarm.host.checkpoints import finish_rollback, list_checkpoints
 from training.swarm.host.status import RunStatus
 from training.swarm.peer.gradient_worker import build_model
 
@@ -113,6 +113,24 @@ def test_all_go_back_under_another_name_with_tighter_clipping_and_the_bad_states
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [5, 10]
     assert notices == ["the run continues from step 10 as run-back1, with tighter clipping"]
     assert len(ready) == 1
+
+
+def test_a_rollback_asked_for_is_made_at_the_next_start_if_the_host_is_ended_while_its_peers_leave(
+    spoilt, run, settings, monkeypatch
+):
+    @contextmanager
+    def supervised(*_, **__):
+        yield SimpleNamespace(go_back_to=10, finished=False, poll=lambda: None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(host, "supervised", supervised)
+    with pytest.raises(KeyboardInterrupt):
+        host.host_run(run, settings, on_ready=print, on_progress=print, on_notice=print)
+    notices = []
+    finish_rollback(run, notices.append)
+    assert notices == ["the rollback to step 10 was interrupted; completing it"]
+    assert read_settings(run).swarm.name == "run-back1"
+    assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [5, 10]
 
 
 def test_clipping_is_tighter_after_a_rollback_and_other_rules_stay(settings):
