@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -46,6 +46,7 @@ NUM_SAMPLES = 8
 
 @dataclass
 class Progress(StepCount):
+    loss_unit: ClassVar[str] = "nats/token"
     position: Position = field(default_factory=Position)
     tokens: int = 0
     """Sequence positions trained on."""

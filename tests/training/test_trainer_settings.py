@@ -15,7 +15,7 @@ from tests.training.runs import Killed, at_step, kill, losses, weights
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
-from training.trainer import DalleRun, train
+from training.trainer import DalleRun, Progress, train
 
 CHANGES = {
     "fp16": {"memory": {"precision": "fp16"}},
@@ -185,3 +185,10 @@ def test_a_gradient_too_large_for_the_smallest_scale_ends_the_run(shards, recipe
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* lower learning rate"):
         run.go()
     assert run.progress.rescaled == 0
+
+
+def test_a_runs_lines_name_the_units_of_its_losses():
+    progress = Progress(step=3, loss=5.25, heldout_image_bits=6.5)
+    said = "step 3/3, loss 5.25 nats/token, held-out 6.500 bits/code"
+    assert progress.note(3) == said
+    assert progress.end(3, "the model is in out/model") == f"{said}; the model is in out/model"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from dalle_lean.errors import UserError
 from dalle_lean.words import counted
@@ -17,6 +18,8 @@ class TrainingDiverged(UserError):
 class StepCount:
     """The counters and measurements of a run, which its checkpoint stores."""
 
+    loss_unit: ClassVar[str] = ""
+    """Said after the loss; empty if it has none, like a sum of unlike terms."""
     step: int = 0
     loss: float = math.nan
     """Of the latest step; nan before the first."""
@@ -48,7 +51,7 @@ class StepCount:
         """A short status for a progress bar."""
         words = [f"step {self.step}/{total_steps}"]
         if math.isfinite(self.loss):
-            words.append(f"loss {self.loss:.4g}")
+            words.append(f"loss {self.loss:.4g} {self.loss_unit}".rstrip())
         words += self.details()
         if self.skipped:
             words.append(f"{counted(self.skipped, 'step')} skipped (not finite)")
