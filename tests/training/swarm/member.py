@@ -237,9 +237,9 @@ class MeasuredPeer(Peer):
         averager = self.optimizer.state_averager
         adopt = averager.adopt
 
-        def told_adopt(metadata, tensors) -> None:
+        def told_adopt(metadata, tensors, *limits) -> None:
             try:
-                adopt(metadata, tensors)
+                adopt(metadata, tensors, *limits)
             except StateRefused as refusal:
                 self.diary.tell("refused", reason=str(refusal))
                 raise
