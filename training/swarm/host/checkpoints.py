@@ -32,7 +32,7 @@ STATE = "state.safetensors"
 HASHED_FILES = ("model/config.json", "model/model.safetensors", STATE)
 GIVEN_UP = "given-up"
 ROLLBACK = "rollback.json"
-"""In FOLDER while a rollback is under way: the step to go back to, and the name of the run that goes back."""
+"""In the run's folder while a rollback is under way: the step to go back to, and the name of the run that goes back."""
 LOCK = ".checkpoints.lock"
 KEPT_NEWEST = 5
 KEPT_ONE_IN = 10
@@ -267,27 +267,31 @@ def successor(swarm: SwarmSection) -> str:
 
 def begin_rollback(run_dir: Path, step: int) -> None:
     """Note that the run goes back to its checkpoint of `step`; from here on, a kill leaves it to `finish_rollback`."""
-    write_json(run_dir / FOLDER / ROLLBACK, {"step": step, "name": read_settings(run_dir).swarm.name})
+    write_json(run_dir / ROLLBACK, {"step": step, "name": read_settings(run_dir).swarm.name})
 
 
 def finish_rollback(run_dir: Path, on_notice: OnNotice) -> None:
     """Complete a rollback that was interrupted, if there is one; ValueError as `rollback`."""
-    path = run_dir / FOLDER / ROLLBACK
+    path = run_dir / ROLLBACK
     if not path.exists():
         return
-    match read_json(path):
-        case {"step": int(step), "name": str(name)}:
-            pass
-        case _:
-            raise UserError(f"{path} is malformed; choose a step with dalle-lean rollback")
+    try:
+        match read_json(path):
+            case {"step": int(step), "name": str(name)}:
+                pass
+            case _:
+                raise UserError(f"{path} is malformed")
+    except UserError as error:
+        raise UserError(f"{error}; choose a step with dalle-lean rollback") from None
     if name != read_settings(run_dir).swarm.name:  # it was complete but for this file
         path.unlink()
         return
     on_notice(f"the rollback to step {step} was interrupted; completing it")
     try:
-        rollback(run_dir, step, on_notice)
+        settings = rollback(run_dir, step, on_notice)
     except UserError as error:
         raise UserError(f"{error}; choose another step with dalle-lean rollback") from None
+    on_notice(f"the run continues from step {step} as {settings.swarm.name}")
 
 
 def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSettings:
@@ -315,5 +319,5 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
     sync_folder(root)
     settings = dataclasses.replace(settings, swarm=swarm)
     write_settings(run_dir / SWARM_TOML, settings)  # after the moves: `finish_rollback` takes its name for their end
-    (root / ROLLBACK).unlink()
+    (run_dir / ROLLBACK).unlink()
     return settings

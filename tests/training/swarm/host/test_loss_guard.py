@@ -128,7 +128,9 @@ def test_a_rollback_asked_for_is_made_at_the_next_start_if_the_host_is_ended_whi
         host.host_run(run, settings, on_ready=print, on_progress=print, on_notice=print)
     notices = []
     finish_rollback(run, notices.append)
-    assert notices == ["the rollback to step 10 was interrupted; completing it"]
+    interrupted, done = notices
+    assert interrupted == "the rollback to step 10 was interrupted; completing it"
+    assert done == "the run continues from step 10 as run-back1"
     assert read_settings(run).swarm.name == "run-back1"
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [5, 10]
 
