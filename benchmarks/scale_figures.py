@@ -89,7 +89,7 @@ class Figures:
         "Training together", "{52} ms of the 225 are the distances between all pairs", 1e-3 / 40**2 / 524_288
     )
     rank_s: float = measured(
-        "Sampling", "| 128 | fp32 | 4,188 | 13.03 | 19.4 | 26.14 | 4.46 | 1.85 | {0.15} |", 1 / 128
+        "Sampling", "| 128 | fp32 | 2,745 | 8.29 | 28.0 | 40.40 | 6.29 | 3.39 | {0.36} |", 1 / 128
     )
     png_bytes: float = measured("Its data and its tokenizer", "| Fluent Emoji Flat | MIT | 25.5 | {5,879} |")
 
