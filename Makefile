@@ -12,7 +12,7 @@ install: $(ENVIRONMENT)/installed
 $(ENVIRONMENT)/installed: pyproject.toml constraints.txt
 	test -e $(BIN)/python || $(PYTHON) -m venv $(ENVIRONMENT)
 	$(BIN)/python -m pip install --quiet -c constraints.txt uv
-	@echo "installing some 7 GB of packages (torch with CUDA is most of it); minutes, by your line"
+	@echo "installing some 7 GB of packages, most of it torch with CUDA: a minute or two of compiling after the download"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]'
 	@echo "compiling what draws on a CPU"
 	$(BIN)/python -c 'import torch; from inference.sampling.compiled_step import kernels; kernels(); kernels(torch.bfloat16)'

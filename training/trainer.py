@@ -63,7 +63,7 @@ class Progress(StepCount):
         if math.isfinite(self.heldout_image_bits):
             words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
         if math.isfinite(self.tokens_per_s):
-            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} per sample")
+            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} tokens a sample")
         if self.rescaled:
             words.append(f"{counted(self.rescaled, 'step')} skipped (gradient scales lowered)")
         if self.position.skipped:

@@ -89,7 +89,7 @@ def test_short_sequences_are_learnt_from_first_and_everything_is_measured(shards
     assert [line["sample_tokens"] for line in lines] == lengths
     assert [line["tokens"] for line in lines] == [8 * sum(lengths[: step + 1]) for step in range(12)]
     assert all(line["tokens_per_s"] == pytest.approx(line["samples_per_s"] * line["sample_tokens"]) for line in lines)
-    assert "tokens/s, 8 per sample" in notes[4]
+    assert "tokens/s, 8 tokens a sample" in notes[4]
     assert run.learner.measure(run.heldout)["heldout_loss"] == pytest.approx(
         run.model.loss(*run.heldout).item(), rel=1e-5
     )
