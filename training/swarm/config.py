@@ -110,7 +110,7 @@ class WireSection:
         compression: of averaged tensors; "8bit" sends tensors of at least `min_eight_bit_numel` elements in 8 bits,
             others in 16, as in the paper's run.
         power_sgd_rank: rank to which PowerSGD compresses gradients (Vogels et al. 2019); 0 disables it.
-        aggregation: the averaging rule; see training.swarm.averaging.robust_rules.
+        aggregation: the averaging rule; see training.swarm.averaging.aggregation_rules.
         average_state_every: steps between averages of the weights.
         delayed: run the optimizer's step while the next gradients are computed with the weights before it.
         inner_steps, outer_lr, outer_momentum: of "diloco".

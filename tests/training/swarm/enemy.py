@@ -18,11 +18,11 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from training.swarm.averaging import averagers, robust_rules
+from training.swarm.averaging import aggregation_rules, averagers
+from training.swarm.averaging.aggregation_rules import RULES, PartReducer, centred_clipping
 from training.swarm.averaging.averagers import RuleRunner
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.receipts import Signer
-from training.swarm.averaging.robust_rules import RULES, PartReducer, centred_clipping
 from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.averaging.state_validation import tensors_sha256
 
@@ -93,7 +93,7 @@ def return_garbage(is_on: Callable[[], bool]) -> None:
     def ruined(parts, weights):
         return -10 * centred_clipping(parts, weights) if is_on() else centred_clipping(parts, weights)
 
-    RULES["centred_clipping"] = robust_rules.TIGHTER = partial(PartReducer, combine=ruined)
+    RULES["centred_clipping"] = aggregation_rules.TIGHTER = partial(PartReducer, combine=ruined)
 
 
 def return_two_averages(is_on: Callable[[], bool], setattr: Callable[[type, str, Any], None] = setattr) -> None:

@@ -25,12 +25,12 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
+from training.swarm.averaging.aggregation_rules import REJECT_RADII, PartReducer, Rule
 from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.complaints import Complaints
 from training.swarm.averaging.group_reports import with_checked_reports
 from training.swarm.averaging.matchmaking import HostFirstKeys, HostFirstLeaders, UnreliablePeers
 from training.swarm.averaging.receipts import Receipt, SignedGroups, Signer, check_statement
-from training.swarm.averaging.robust_rules import REJECT_RADII, PartReducer, Rule
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.owner_keys import owner_key
@@ -42,7 +42,7 @@ class FilteredAverager(DecentralizedAverager):
     """Averages by an aggregation rule and drops averages that are not finite.
 
     Args:
-        rule: see training.swarm.averaging.robust_rules.
+        rule: see training.swarm.averaging.aggregation_rules.
         max_weight: cap on one sender's weight.
         host: the run's own peers; while any of them is in the group, nobody else leads or reduces.
         attestation: records each sender's weight after each round.

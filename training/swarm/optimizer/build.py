@@ -11,9 +11,9 @@ from dalle_lean import Dalle
 from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.progress import OnNotice, silent
 from training.run.recipe import LAMB_ONLY
+from training.swarm.averaging.aggregation_rules import rule_of
 from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
-from training.swarm.averaging.robust_rules import rule_of
 from training.swarm.averaging.wire_checks import wire_compression
 from training.swarm.config import SwarmSettings
 from training.swarm.host_peers import host_peers

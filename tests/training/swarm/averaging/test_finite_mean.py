@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from training.swarm.averaging.robust_rules import MAX_MAGNITUDE, PartReducer
+from training.swarm.averaging.aggregation_rules import MAX_MAGNITUDE, PartReducer
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 
 NAN, INF = math.nan, math.inf

@@ -11,9 +11,9 @@ from tests.training.swarm.harness import wait_for
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.service import issue_own
+from training.swarm.averaging.aggregation_rules import PartReducer
 from training.swarm.averaging.averagers import FilteredAverager
 from training.swarm.averaging.complaints import EVIDENCE, read_evidence
-from training.swarm.averaging.robust_rules import PartReducer
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.dht import open_dht

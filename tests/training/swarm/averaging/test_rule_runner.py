@@ -12,8 +12,8 @@ from hivemind.p2p import PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
 
+from training.swarm.averaging.aggregation_rules import PartReducer
 from training.swarm.averaging.averagers import RuleRunner
-from training.swarm.averaging.robust_rules import PartReducer
 from training.swarm.host_peers import HostPeers
 
 HELPER, ANNA, ENEMY = (PeerID(bytes([n]) * 34) for n in (1, 2, 3))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training.swarm.host.test_checkpointer import make_checkpointer
-from training.swarm.averaging.robust_rules import RULES, TIGHTER, rule_of
+from training.swarm.averaging.aggregation_rules import RULES, TIGHTER, rule_of
 from training.swarm.config import read_settings
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpointer import MAX_ROLLBACKS, MEASURED, LossGuard

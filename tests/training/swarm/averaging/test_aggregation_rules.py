@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from training.swarm.averaging import robust_rules
-from training.swarm.averaging.robust_rules import CLIPPING_ROUNDS, REJECT_RADII, RULES, cap_weights
+from training.swarm.averaging import aggregation_rules
+from training.swarm.averaging.aggregation_rules import CLIPPING_ROUNDS, REJECT_RADII, RULES, cap_weights
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 
 ROBUST = sorted(set(RULES) - {"mean"})
@@ -185,9 +185,9 @@ def test_a_peer_that_turns_bad_after_twenty_good_steps_gains_little(rule, attack
 
 
 def test_distances_are_those_of_each_pair_however_close_together(monkeypatch):
-    monkeypatch.setattr(robust_rules, "PRODUCT_COLUMNS", 1000)
+    monkeypatch.setattr(aggregation_rules, "PRODUCT_COLUMNS", 1000)
     parts = 100 * torch.randn(VALUES, generator=torch.Generator().manual_seed(0)) + 1e-4 * torch.randn(
         6, VALUES, generator=torch.Generator().manual_seed(1)
     )
     twin = torch.stack([(parts.double() - part.double()).norm(dim=1) for part in parts])
-    torch.testing.assert_close(robust_rules.pairwise_distances(parts), twin, rtol=1e-2, atol=1e-9)
+    torch.testing.assert_close(aggregation_rules.pairwise_distances(parts), twin, rtol=1e-2, atol=1e-9)
