@@ -3,10 +3,10 @@
 Each part runs in a process of its own, so that a part that fails or hangs does not affect the others:
 
 - tests: those marked gpu.
-- train small, train paper: steps with LAMB in bf16 on random samples, under the fastest plan that fits: tokens/s; MFU,
-  the arithmetic of one forward and backward (nothing recomputed; dalle_lean/memory/flops.py) over their time without
-  LAMB and over the rate of a large bf16 product, measured in the same process; peak bytes on the device, predicted and
-  measured. Then the same with fused attention.
+- train small, train paper: steps with LAMB in bf16 on random samples, with fused attention and else the fastest plan
+  that fits: tokens/s; MFU, the arithmetic of one forward and backward (nothing recomputed; dalle_lean/memory/flops.py)
+  over their time without LAMB and over the rate of a large bf16 product, measured in the same process; peak bytes on
+  the device, predicted and measured; the share of a step during which the GPU computes, and its slowest kernels.
 - draw small, draw paper: from a prompt to the PNG files of the best 4 of 128, with random weights; the second drawing,
   after the warm-up.
 - recipe: two minutes of the bundled model's recipe on random samples: samples/s, and whether the loss falls.
@@ -29,6 +29,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.child_process import ROOT
 from benchmarks.reference import SMALL, random_batch
@@ -49,16 +50,14 @@ from training.step.learner import Learner
 
 MODELS = {"small": SMALL, "paper": DalleConfig.paper()}
 TINY = {"hidden_size": 48, "num_layers": 4, "num_heads": 2, "head_size": 16, "text_len": 8, "image_side": 8}
-BATCHES = {"small": 256, "paper": 128}
+BATCHES = {"small": 256, "paper": 32}
 LARGE_PRODUCT = (8192, 8192, 8192)
 LIMITS_S = {
-    "tests": 60,
-    "train small": 40,
-    "train small fused": 40,
-    "train paper": 75,
-    "train paper fused": 75,
+    "tests": 150,
+    "train small": 60,
+    "train paper": 80,
     "draw small": 40,
-    "draw paper": 110,
+    "draw paper": 80,
     "recipe": 145,
 }
 """Seconds after which a part is killed; together under ten minutes."""
@@ -67,6 +66,7 @@ COLUMNS = (
     Column("seconds", "seconds", ",.1f"),
     Column("tokens/s", "tokens_per_s", ",.0f"),
     Column("MFU", "mfu", ".1%"),
+    Column("GPU busy", "busy", ".0%"),
     Column("peak, GB", "peak_bytes", ".2f", 1e9),
     Column("predicted, GB", "predicted_bytes", ".2f", 1e9),
     Column("best of 128, s", "drawing_s", ".1f"),
@@ -128,16 +128,15 @@ def run_part(name: str, device: str, small: bool) -> dict[str, Any]:
 def part(name: str, device: torch.device, small: bool) -> dict[str, Any]:
     """The figures of one part."""
     torch.manual_seed(0)
-    kind, model, *options = [*name.split(), ""]
+    kind, _, model = name.partition(" ")
     if kind == "tests":
         return marked_tests()
     if kind == "recipe":
         return follow_recipe(device, seconds=2.0 if small else 120.0)
     config = dataclasses.replace(MODELS[model], **TINY) if small else MODELS[model]
     if kind == "train":
-        fused = "fused" in options
-        batch_size, seconds = (2, 0.5) if small else (BATCHES[model], 10.0 if fused else 20.0)  # less, as it compiles
-        return train(config, device, batch_size=batch_size, seconds=seconds, fused_attention=fused)
+        batch_size, seconds = (2, 0.5) if small else (BATCHES[model], 20.0)
+        return train(config, device, batch_size=batch_size, seconds=seconds)
     return draw(config, device, pictures=4 if small else 128)
 
 
@@ -153,14 +152,12 @@ def marked_tests() -> dict[str, Any]:
     return {"tests": closing}
 
 
-def train(
-    config: DalleConfig, device: torch.device, *, batch_size: int, seconds: float, fused_attention: bool
-) -> dict[str, Any]:
+def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds: float) -> dict[str, Any]:
     """Time steps with LAMB, and forward and backward alone, under the fastest plan that fits into 80 % of the free
     memory."""
     setup = TrainingSetup.of_precision("bf16", batch=batch_size, device=device.type)
     plan = fastest_plan(config, setup, 0.8 * free_bytes(device))
-    plan = dataclasses.replace(plan, fused_attention=fused_attention)
+    plan = dataclasses.replace(plan, fused_attention=True)
     memory = MemoryRecipe(**dataclasses.asdict(plan), precision="bf16")
     recipe = Recipe(model=config.to_dict(), memory=memory, data=DataRecipe(batch_size=batch_size))
     learner = Learner(Dalle(config, device=device), recipe)
@@ -176,6 +173,8 @@ def train(
         figures["predicted_bytes"] = cost_of(config, plan, setup).peak_bytes
     gradient_s, _ = repeated(lambda: gradient(batch), device, seconds / 2)
     step_s, _ = repeated(lambda: learner.step(batch, lr=1e-4), device, seconds / 2)
+    if device.type == "cuda":
+        figures |= kernel_times(lambda: learner.step(batch, lr=1e-4), step_s)
     sizes = LARGE_PRODUCT if device.type == "cuda" else (512, 512, 512)
     rate = matmul_rate("bf16", device, sizes=sizes)
     flop = 3 * forward_flop(config, batch_size).total
@@ -188,6 +187,16 @@ def train(
         "matmul_flop_per_s": rate,
         "mfu": flop / gradient_s / rate,
     }
+
+
+def kernel_times(run: Callable[[], Any], run_s: float) -> dict[str, Any]:
+    """The share of `run_s` during which kernels of one run() compute, and the ten that take longest, in seconds."""
+    with profile(activities=[ProfilerActivity.CUDA]) as recording:
+        run()
+        torch.cuda.synchronize()
+    kernels = {event.key[:80]: event.self_device_time_total / 1e6 for event in recording.key_averages()}
+    slowest = sorted(kernels.items(), key=lambda kernel: -kernel[1])[:10]
+    return {"busy": sum(kernels.values()) / run_s, "kernels_s": dict(slowest)}
 
 
 def draw(config: DalleConfig, device: torch.device, *, pictures: int) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def cost_of(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Cost
     workspaces, fragmentation, the batch's ids.
     """
     sizes = parameter_sizes(config)
-    forward, step = forward_flop(config, setup.batch), step_flop(config, setup.batch, plan)
+    fused = plan.fuses_attention(config, setup.device, setup.compute_bytes)
+    forward, step = forward_flop(config, setup.batch), step_flop(config, setup.batch, plan, fused)
     at = list(peak_points(config, plan, setup))
     return cost_at_peak(sizes, forward, step, at, plan, setup, muon=muon_sizes(config))
 

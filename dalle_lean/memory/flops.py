@@ -44,7 +44,7 @@ def forward_flop(config: DalleConfig, batch: int) -> Flop:
     )
 
 
-def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
+def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan, fused: bool = False) -> Flop:
     """Forward and backward: backward is twice the forward, and what the plan does not keep is computed once more.
 
     projections: 3 forwards if kept, else 4. output: 3, in chunks 4.
@@ -53,8 +53,8 @@ def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
     """
     forward = forward_flop(config, batch)
     recomputes = plan.recomputes(config)
-    fused = [kind for kind in config.layer_kinds if kind == "full" or plan.fused_attention]
-    pairs = sum(attention_pairs(config, kind) for kind in fused)
+    by_kernel = [kind for kind in config.layer_kinds if kind == "full" or fused]
+    pairs = sum(attention_pairs(config, kind) for kind in by_kernel)
     scores_again = 0.5 * 4.0 * batch * config.num_heads * config.head_size * pairs
     return Flop(
         projections=(3 + recomputes) * forward.projections,

@@ -199,7 +199,7 @@ def attention_chain(step: Step, kind: str, samples: int, heads: int, recomputed:
     # Splitting into queries, keys and values copies nothing, but their gradients are stacked.
     chain.append(Op(3 * values))
     out = project_op(step, "out", tokens, share, recomputed)
-    if kind == "full" or (step.plan.fused_attention and step.setup.device == "cuda"):
+    if kind == "full" or step.plan.fuses_attention(config, step.setup.device, step.compute):
         kernel = [full_op(step, samples, heads)]
         if kind in ALONG_COLUMNS:  # queries, keys and values are reordered, and the result is put back
             kernel = [Op(3 * values), *kernel, Op(values)]

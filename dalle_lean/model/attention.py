@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from dalle_lean.model.config import ALONG_COLUMNS, DalleConfig
-from dalle_lean.model.fused_attention import attend_fused, pattern_of
+from dalle_lean.model.fused_attention import attend_fused
 from dalle_lean.model.masks import code_sees_code, text_mask
 
 
@@ -47,9 +47,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout)
     """
     if kind == "full":
         return scaled_dot_product_attention(query, key, value, is_causal=True)
-    if layout.fused and query.dtype != torch.float64:
-        place = layout.num_text, layout.side, query.shape[2], query.device
-        return attend_fused(query, key, value, pattern_of(layout.config, kind, *place))
+    if layout.fused:
+        # Its mask would not survive being traced as a part of a larger graph.
+        fused = torch.compiler.disable(attend_fused) if torch.compiler.is_compiling() else attend_fused
+        return fused(query, key, value, kind, layout.config, layout.num_text, layout.side)
     query = query * query.shape[-1] ** -0.5
     text_query, image_query = split(query, layout)
     text_key, image_key = split(key, layout)

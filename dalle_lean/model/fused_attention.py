@@ -6,7 +6,10 @@ Source: Dong et al. 2024, "Flex Attention: A Programming Model for Generating Op
 B batch, H heads, S positions, d head size, P text positions, f side of the grid.
 """
 
+import os
 from functools import cache, lru_cache
+from importlib.util import find_spec
+from shutil import which
 from typing import Any, NamedTuple
 
 import torch
@@ -24,25 +27,33 @@ class Pattern(NamedTuple):
     places: Tensor | None  # the place of each position in `order`, [S]
 
 
-def attend_fused(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
-    """Query, key, value and the result are [B, H, S, d]. Backward needs a GPU."""
+def attend_fused(
+    query: Tensor, key: Tensor, value: Tensor, kind: str, config: DalleConfig, num_text: int, side: int
+) -> Tensor:
+    """Query, key, value and the result are [B, H, S, d], positions as in `pattern_of`. Backward needs a GPU."""
+    pattern = pattern_of(config, kind, num_text, side, query.shape[2], query.device)
     if pattern.order is not None:
         query, key, value = (x.index_select(2, pattern.order) for x in (query, key, value))
     out = kernel()(query, key, value, block_mask=pattern.blocks)
     return out if pattern.places is None else out.index_select(2, pattern.places)
 
 
-def kernel() -> Any:
-    """FlexAttention, compiled for each shape and dtype at its first use."""
-    from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
-
-    return flex_attention if torch.compiler.is_compiling() else compiled(flex_attention)
+@cache
+def fused_attention_runs(device: torch.device) -> bool:
+    """Whether the kernel runs on a GPU: of compute capability 8.0 or newer, with Triton and the C compiler it calls."""
+    compiler = os.environ.get("CC") or which("cc") or which("gcc") or which("clang")
+    return torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None and bool(compiler)
 
 
 @cache
-def compiled(flex_attention: Any) -> Any:
-    """Compiled for up to 256 shapes, then an error: beyond torch's limit of 8 it would run uncompiled and hold all
-    scores. `length_warmup`, held-out batches and last chunks bring a few shapes each."""
+def kernel() -> Any:
+    """FlexAttention, compiled for each shape and dtype at its first use.
+
+    For up to 256 of them, then an error: beyond torch's limit of 8 it would run uncompiled and hold all scores.
+    `length_warmup` and last chunks bring a few shapes each.
+    """
+    from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
+
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 

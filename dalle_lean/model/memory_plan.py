@@ -36,8 +36,8 @@ class MemoryPlan:
             parameters see nothing.
         residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32.
             Reversible backward refuses bfloat16: inputs rebuilt from it drift by more than rounding.
-        fused_attention: on a GPU, row, column and convolution attention are computed by torch's FlexAttention, which
-            keeps no scores and is compiled at the first use of each shape.
+        fused_attention: on a GPU, row, column and convolution attention of 16-bit heads of at least 16 channels are
+            computed by torch's FlexAttention, which keeps no scores and is compiled at the first use of each shape.
         offload_optimizer: the optimizer's statistics are on the CPU.
         master_weights: low-precision weights have float32 copies on the CPU, which the optimizer updates.
 
@@ -76,12 +76,12 @@ class MemoryPlan:
                 f"activations={self.activations!r}: a config with reversible={config.reversible} takes "
                 f"{', '.join(allowed)}"
             )
-        if self.fused_attention and config.head_size < SMALLEST_FUSED_HEAD:
-            least = SMALLEST_FUSED_HEAD
-            raise UserError(
-                f"fused_attention=True: head_size={config.head_size}, and the kernel needs at least {least}"
-            )
         return activations
+
+    def fuses_attention(self, config: DalleConfig, device: str, compute_bytes: int) -> bool:
+        """Whether FlexAttention computes the sparse kinds on such a device, in numbers of `compute_bytes`."""
+        large_enough = config.head_size >= SMALLEST_FUSED_HEAD
+        return self.fused_attention and large_enough and device == "cuda" and compute_bytes == 2
 
     def recomputes(self, config: DalleConfig) -> bool:
         """Whether backward recomputes branches, in chunks."""

@@ -17,7 +17,7 @@ def check(monkeypatch, capsys, *arguments: str) -> tuple[int, dict]:
 
 @pytest.mark.slow
 def test_each_part_reports_its_figures(monkeypatch, capsys):
-    code, found = check(monkeypatch, capsys, "--parts", "train paper fused", "draw small", "recipe")
+    code, found = check(monkeypatch, capsys, "--parts", "train paper", "draw small", "recipe")
     training, drawing, recipe = found["parts"]
     assert code == 0, found
     assert training["tokens_per_s"] > 0

@@ -24,7 +24,7 @@ PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
 @dataclass(frozen=True, kw_only=True)
 class MemoryRecipe(MemoryPlan):
     """A MemoryPlan, where 0 and "" mean None, and other trades of memory for time; all change the result by rounding
-    only.
+    only. Fused attention is left out where a GPU cannot run it.
 
     Args:
         precision: "fp32"; "bf16" or "fp16", autocast with float32 weights; "bf16-weights", whose only float32 weights
@@ -35,6 +35,7 @@ class MemoryRecipe(MemoryPlan):
     """
 
     grads_in_place: bool = True
+    fused_attention: bool = True
     master_weights: bool = True
     precision: Annotated[str, tuple(PRECISIONS)] = "fp32"
     micro_batches: PositiveInt = 1

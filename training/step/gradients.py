@@ -1,6 +1,7 @@
 """Computes a model's gradients on batches, and measures its losses."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from dalle_lean import Dalle
 from dalle_lean.model.dalle import Crop
+from dalle_lean.model.fused_attention import fused_attention_runs
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.precision import autocast
 from training.data.loader import Batch
@@ -29,8 +31,10 @@ class GradientComputer:
         replicate = processes.world > 1 and not is_fsdp(model)
         if replicate:
             memory = replicated_plan(memory)
-        self.memory, self.micro_batch_size, self.processes = memory, micro_batch_size, processes
         self.model = model.train()
+        if self.device.type == "cuda" and not fused_attention_runs(self.device):
+            memory = replace(memory, fused_attention=False)
+        self.memory, self.micro_batch_size, self.processes = memory, micro_batch_size, processes
         self.model.plan = memory
         if memory.precision == "bf16-weights":
             self.model.to(torch.bfloat16)

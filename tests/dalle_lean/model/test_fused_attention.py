@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
-from dalle_lean.errors import UserError
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.operations import Step, attention_chain
 from dalle_lean.model import fused_attention
@@ -15,15 +15,22 @@ from tests.tiny import DALLE_FIELDS
 KINDS = [("row", {}), ("column", {}), ("conv", {"conv_kernel": 5}), ("conv", {"conv_window": "corner"})]
 
 
-def heads(length, device="cpu"):
+def heads(length, device="cpu", dtype=torch.float32):
     generator = torch.Generator().manual_seed(length)
-    return [torch.randn(2, 3, length, 16, generator=generator).to(device).requires_grad_() for _ in range(3)]
+    return [torch.randn(2, 3, length, 16, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
 
 
 @pytest.fixture
 def uncompiled(monkeypatch):
     """The kernel as torch computes it without its compiler."""
-    monkeypatch.setattr(fused_attention, "compiled", lambda flex_attention: flex_attention)
+    monkeypatch.setattr(fused_attention, "kernel", lambda: flex_attention)
+    # torch refuses a gradient on a CPU, which its kernel lacks; without the compiler it can compute one.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+
+
+@pytest.fixture
+def fused_on_a_cpu(uncompiled, monkeypatch):
+    monkeypatch.setattr(MemoryPlan, "fuses_attention", lambda plan, config, device, compute_bytes: plan.fused_attention)
 
 
 @pytest.mark.filterwarnings("ignore:.*called without torch.compile")
@@ -40,13 +47,13 @@ def test_the_kernel_gets_the_pairs_of_each_kind(kind, fields, codes, uncompiled)
 @pytest.mark.parametrize(("kind", "fields"), KINDS)
 def test_values_and_gradients_on_a_gpu(kind, fields):
     config = DalleConfig(text_len=8, image_side=16, last_attention=kind, **fields)
-    inputs = heads(9 + 255, "cuda")
+    inputs = heads(9 + 255, "cuda", torch.bfloat16)
     upstream = torch.randn_like(inputs[0])
     results = []
     for fused in (False, True):
         out = attend(*inputs, kind, Layout(config, 9, 16, "cuda", fused=fused))
         results.append([out, *torch.autograd.grad(out, inputs, upstream)])
-    torch.testing.assert_close(*results, atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(*results, atol=3e-2, rtol=3e-2)
 
 
 @pytest.mark.gpu
@@ -81,20 +88,45 @@ def test_a_model_learns_the_same_under_every_plan_on_a_gpu(settings, compiled):
     assert (fused_gradient - gradient).norm() < 0.05 * gradient.norm()
 
 
-def test_a_plan_asks_for_it_on_a_gpu_only():
-    config = DalleConfig(**{**DALLE_FIELDS, "head_size": 16})
-    with fake_cuda(), torch.enable_grad():
-        for device, fused in (("cuda", True), ("cpu", False)):
-            model = Dalle(config, MemoryPlan(activations="keep", fused_attention=True), device=device)
-            layout = model.layout(config.sequence_len, torch.float32, torch.device(device))
-            assert layout.fused == fused
+@pytest.mark.filterwarnings("ignore:.*called without torch.compile")
+def test_a_compiled_model_learns_the_same_with_it(fused_on_a_cpu):
+    config = DalleConfig(**DALLE_FIELDS)
+    torch.manual_seed(0)
+    model = Dalle(config)
+    text_ids = torch.randint(1, config.text_vocab_size, (2, config.text_len))
+    codes = torch.randint(config.image_vocab_size, (2, config.image_len))
+    results = []
+    for fused in (False, True):
+        model.plan = MemoryPlan(activations="keep", fused_attention=fused)
+        losses = torch.compile(model.losses, backend="eager") if fused else model.losses
+        loss = model.weigh(*losses(text_ids, codes))
+        results.append((loss.detach(), torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(
+    ("device", "head_size", "precision", "needs_gradient", "fused"),
+    [
+        ("cuda", 16, torch.bfloat16, True, True),
+        ("cuda", 8, torch.bfloat16, True, False),
+        ("cuda", 16, torch.float32, True, False),
+        ("cuda", 16, torch.bfloat16, False, False),
+        ("cpu", 16, torch.bfloat16, True, False),
+    ],
+)
+def test_large_16_bit_heads_on_a_gpu_are_fused_for_a_gradient(device, head_size, precision, needs_gradient, fused):
+    config = DalleConfig(**{**DALLE_FIELDS, "head_size": head_size})
+    with fake_cuda(), torch.set_grad_enabled(needs_gradient):
+        model = Dalle(config, MemoryPlan(activations="keep", fused_attention=True), device=device, dtype=precision)
+        layout = model.layout(config.sequence_len, torch.float32, torch.device(device))
+    assert layout.fused == fused
 
 
 def test_more_shapes_than_torch_compiles_by_default_run_compiled(monkeypatch):
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend="eager", **options))
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
-    fused_attention.compiled.cache_clear()
+    fused_attention.kernel.cache_clear()
     config = DalleConfig(text_len=8, image_side=16)
     try:
         for codes in range(6):
@@ -102,13 +134,8 @@ def test_more_shapes_than_torch_compiles_by_default_run_compiled(monkeypatch):
             expected = attend(*inputs, "row", Layout(config, 9, 16))
             torch.testing.assert_close(attend(*inputs, "row", Layout(config, 9, 16, fused=True)), expected)
     finally:
-        fused_attention.compiled.cache_clear()
+        fused_attention.kernel.cache_clear()
         torch.compiler.reset()
-
-
-def test_heads_too_small_for_the_kernel_are_refused():
-    with pytest.raises(UserError, match="head_size=8, and the kernel needs at least 16"):
-        Dalle(DalleConfig(**{**DALLE_FIELDS, "head_size": 8}), MemoryPlan(fused_attention=True))
 
 
 def cost(kind, fused, device="cuda"):
