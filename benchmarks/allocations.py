@@ -4,6 +4,7 @@ torch's profiler sees every allocation and release of a tensor's memory, even in
 library allocates for itself.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,7 @@ def step_bytes(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -
 
 def allocated(run: Callable[[], Any]) -> tuple[int, int, Any]:
     """Bytes that run() allocates and has not released yet, at the peak and at its end; and its result."""
+    gc.collect()  # else garbage of an earlier function may be released, and so counted, during run()
     recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with silent_stderr():
         recording.start()

@@ -1,3 +1,4 @@
+import gc
 import sys
 
 import torch
@@ -23,6 +24,16 @@ def test_every_byte_is_counted_and_the_peak_is_the_most_at_once():
     peak, live, result = allocated(run)
     assert (peak, live) == (24 * KIB, 4 * KIB)
     assert result.numel() == KIB
+
+
+def test_garbage_of_an_earlier_function_is_not_counted():
+    def leave_a_cycle():
+        cycle = [tensor(8)]
+        cycle.append(cycle)
+
+    allocated(leave_a_cycle)
+    _, live, _ = allocated(gc.collect)
+    assert live == 0
 
 
 def test_memory_inside_of_a_kernel_is_counted():
