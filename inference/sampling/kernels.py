@@ -15,6 +15,7 @@ from numba import config, prange, set_num_threads, threading_layer, types
 from numba.extending import overload
 
 from dalle_lean.compiled import compiled
+from inference.sampling.draw_kernel import draw
 
 if "NUMBA_THREADING_LAYER" not in os.environ:
     config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
@@ -34,6 +35,8 @@ def prepare(dtype: Any) -> None:
     geglu(row, np.zeros((1, 1), dtype))
     for delta in (row, stream):  # the latter if the output is normalised
         add_and_prepare(stream, delta, pair, pair, pair, np.float32(1), inputs, 0, 0, row)
+    words, code, setting = np.zeros((2, 1), np.uint64), np.zeros(1, np.int64), np.zeros(1, np.float32)
+    draw(stream, setting, code, setting, setting, words, words, 0, code)
     rotation = np.zeros((3, 2), np.float32)
     attend(np.zeros((1, 6), dtype), rotation, column, row, number, 0, 0, column, row, 1, row)
     if threading_layer() == "workqueue":

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d
 
 MASK_32 = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -58,19 +57,6 @@ class GumbelNoise:
             rows = torch.arange(self.seed.shape[1], device=device)[:, None]
             self.noise = gumbel(self.uniform(steps, rows, torch.arange(-(-self.codes // 4), device=device)))
         return self.noise[step - self.first].flatten(1)[:, : self.codes]
-
-    def at_kept(self, step: int, logits_RC: Tensor) -> Tensor:
-        """`at(step)` for codes that may be drawn; any finite number where the logit is -inf."""
-        # Finding the kept codes would wait for a GPU, and costs more than hashing many small steps at once.
-        if not logits_RC.is_cpu or self.at_once > 4:
-            return self.at(step)
-        is_kept_RB = max_pool1d(logits_RC, 4, ceil_mode=True) > -torch.inf
-        row, block = is_kept_RB.nonzero(as_tuple=True)
-        if 2 * len(row) > is_kept_RB.numel():
-            return self.at(step)
-        noise = torch.zeros(*is_kept_RB.shape, 4)
-        noise[row, block] = gumbel(self.uniform(torch.full_like(row, step), row, block))
-        return noise.flatten(1)[:, : self.codes]
 
     def uniform(self, step: Tensor, row: Tensor, block: Tensor) -> Tensor:
         """Uniform noise in the open interval (0, 1), float32 [.., 4], for each block's codes; the indices broadcast."""

@@ -6,9 +6,10 @@ import torch
 from dalle_lean.tokenizer import Tokenizer
 from inference.request import Settings
 from inference.sampling import kv_cache
+from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import Row, sample_codes
+from inference.sampling.sampler import sample_codes
 from tests.fake_cuda import fake_cuda, moved
 from tests.inference.tiny_model import CAPTIONS, tiny_clip, tiny_dalle
 

@@ -11,9 +11,10 @@ from dalle_lean import Dalle
 from dalle_lean.images.files import to_uint8
 from dalle_lean.io.files import atomic_write
 from inference.request import Settings
+from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import Row, sample_codes
+from inference.sampling.sampler import sample_codes
 
 TOP_K = 64
 

@@ -9,11 +9,12 @@ import torch
 
 from dalle_lean.convert import from_dalle_pytorch
 from inference.request import Settings
+from inference.sampling.draw import Row
 from inference.sampling.filtering import LEAST_PLAUSIBLE, filter_logits, sample
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import Row, sample_codes
+from inference.sampling.sampler import sample_codes
 from tests import golden_data as golden
 from tests.inference.tiny_model import tiny_dalle
 
