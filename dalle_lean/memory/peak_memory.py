@@ -142,7 +142,10 @@ def loss_peaks(step: Step) -> Iterator[PeakPoint]:
         at_once = logits * step.wide + max(logits * step.wide, narrow + product)
         yield "loss", held + Bytes(gradient_buffers=buffers, logits=at_once, copies=cast)
     if step.buffer != step.weight:
-        yield "hand-over", held + Bytes(gradient_buffers=output_buffer(step, step.buffer + step.weight))
+        yield (
+            "hand-over of the gradients",
+            held + Bytes(gradient_buffers=output_buffer(step, step.buffer + step.weight)),
+        )
 
 
 def whole_loss_peaks(step: Step, standing: int, copies: int) -> Iterator[PeakPoint]:
@@ -160,10 +163,10 @@ def whole_loss_peaks(step: Step, standing: int, copies: int) -> Iterator[PeakPoi
     narrow = image * step.compute if step.compute < step.wide else 0
     kept = Bytes(activations=standing + inputs, copies=copies + cast)
     yield "loss", kept + Bytes(logits=log_probabilities + image * step.wide + narrow)
-    yield "loss backward", kept + Bytes(logits=log_probabilities + 2 * image * step.wide)
+    yield "backward of the loss", kept + Bytes(logits=log_probabilities + 2 * image * step.wide)
     text_rows = sections(config)[0][1] * width * step.weight if config.image_len else 0
     buffers = 2 * output_buffer(step, step.weight) + text_rows
-    yield "output layer", Bytes(gradient_buffers=buffers, activations=standing, copies=copies)
+    yield "gradient of the output layer", Bytes(gradient_buffers=buffers, activations=standing, copies=copies)
 
 
 def tied_buffer(step: Step) -> int:
@@ -198,10 +201,13 @@ def recomputed_peaks(step: Step) -> Iterator[PeakPoint]:
         touched.add(part)
         buffers = 0 if step.plan.grads_in_place else elements * step.buffer
         at_once = Bytes(gradient_buffers=buffers, activations=streams * step.stream_bytes, layer=peaks[branch])
-        yield "branch", held + at_once
+        yield "backward of a branch", held + at_once
     if step.buffer != step.weight:
         buffers = elements * (step.buffer + step.weight)  # and their copies in the weights' type
-        yield "hand-over", held + Bytes(gradient_buffers=buffers, activations=last_streams * step.stream_bytes)
+        yield (
+            "hand-over of the gradients",
+            held + Bytes(gradient_buffers=buffers, activations=last_streams * step.stream_bytes),
+        )
 
 
 def branch_sizes(config: DalleConfig, branch: BranchSpec) -> list[int]:
@@ -232,13 +238,13 @@ def kept_peaks(step: Step) -> Iterator[PeakPoint]:
             activations=before[first_of_layer] + beside,
             layer=backward_peak(whole_chain(step, branch), step.stream_bytes) + step.stream_bytes,
         )
-        yield "branch", held + own
+        yield "backward of a branch", held + own
 
 
 def embedding_peak(step: Step) -> PeakPoint:
     """The gradient of the table, [V, D], beside the tied output layer's; in place, only the stream's."""
     table = step.config.num_tokens * step.config.hidden_size * step.weight
-    return "embedding", Bytes(
+    return "gradient of the embedding", Bytes(
         gradient_buffers=tied_buffer(step) + (0 if step.plan.grads_in_place else table),
         activations=step.stream_bytes,
         copies=rotary_bytes(step),

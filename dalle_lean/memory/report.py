@@ -106,7 +106,7 @@ def report_lines(report: CostReport) -> list[str]:
             lines.append(row(kind.replace("_", " "), *(human_bytes(value) if value else "-" for value in values)))
     totals = [cost.device.total, *([cost.host.total] if offloaded else [])]
     lines += [row("sum at the peak", *(human_bytes(total) for total in totals)), ""]
-    lines.append(f"the peak is in: {cost.moment}")
+    lines.append(f"memory peaks in the {cost.moment}")
     forward, step = (human(flop.total, "FLOP") for flop in (cost.forward, cost.step))
     lines.append(f"forward {forward}, forward and backward {step}")
     if report.seconds is not None:

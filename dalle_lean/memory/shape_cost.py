@@ -87,8 +87,11 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
         # Logits, again in at least float32, and log-probabilities; then the latter and two gradients.
         ("forward", Bytes(activations=layers_kept + end, logits=logits * (2 * wide + narrow), copies=all_copies)),
         ("loss", Bytes(activations=layers_kept + end, logits=3 * logits * wide, copies=copies + converted * table)),
-        ("layer", Bytes(gradient_buffers=tied + shared, activations=around, layer=at_once, copies=layer_copies)),
-        ("embedding", Bytes(gradient_buffers=tied + setup.weight_bytes * table, activations=stream)),
+        (
+            "backward of a layer",
+            Bytes(gradient_buffers=tied + shared, activations=around, layer=at_once, copies=layer_copies),
+        ),
+        ("gradient of the embedding", Bytes(gradient_buffers=tied + setup.weight_bytes * table, activations=stream)),
     ]
 
 

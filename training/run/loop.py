@@ -92,6 +92,8 @@ class TrainingRun(ABC, Generic[Batch, P]):
             logger.info(f"already finished at step {self.progress.step}")
             if self.result.exists():
                 return self.progress
+        elif self.progress.step and self.processes.first:
+            logger.info(f"continuing from step {self.progress.step}/{self.settings.steps}")
         if self.processes.first:
             warn_of_too_many_threads()
         limit = limit or TimeLimit(None)
@@ -123,6 +125,8 @@ class TrainingRun(ABC, Generic[Batch, P]):
             self.write_result()
             if self.finished and self.unsaved:
                 self.save_checkpoint()
+            if interrupted() and self.processes.first:
+                logger.info(f"stopped; step {self.saved_step}/{self.settings.steps} is saved")
             interrupted.end()
         return self.progress
 

@@ -102,7 +102,9 @@ def test_more_threads_than_cores_are_warned_of_in_one_line(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
-def test_a_signal_ends_the_steps_once_the_present_one_is_saved(tmp_path, number, error):
+def test_a_signal_ends_the_steps_once_the_present_one_is_saved(tmp_path, number, error, caplog):
+    caplog.set_level("INFO", "training")
+
     def take_step(step, rows):
         if step == 3:
             os.kill(os.getpid(), number)
@@ -113,6 +115,9 @@ def test_a_signal_ends_the_steps_once_the_present_one_is_saved(tmp_path, number,
         run(tmp_path, 9, take_step)
     assert state_of(tmp_path)["step"] == 3
     assert signal.getsignal(number) is before
+    assert caplog.messages[-1] == "stopped; step 3/9 is saved"
+    run(tmp_path, 9)
+    assert caplog.messages[-1] == "continuing from step 3/9"
 
 
 def test_sigterm_that_comes_twice_does_not_end_a_step_in_the_middle(tmp_path):
