@@ -72,6 +72,7 @@ class StepCount:
 class MeasuredProgress(StepCount):
     """Progress of a run that learns to rank captions or things."""
 
+    loss_unit: ClassVar[str] = "nats"
     among: Mapping[str, int]
     """Number of captions or things ranked, by measurement."""
     measured: dict[str, float] = field(default_factory=dict)
