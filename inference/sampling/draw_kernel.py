@@ -64,29 +64,45 @@ def guide(logits, conditional, null, guidance, x):
 @compiled()
 def threshold(x, top_k, top_p):
     """The least of the logits x [C] that `filtering.filter_logits` keeps."""
-    kept = np.empty(len(x), np.float32)
-    count = 0
+    heap, size = np.empty(len(x), np.float32), 0
     for code in range(len(x)):
         if x[code] > -np.inf:
-            kept[count] = x[code]
-            count += 1
-    kept, least = kept[:count], np.float32(-np.inf)
-    if 0 < top_k < count:
-        least = np.partition(kept, count - top_k)[count - top_k]
-        kept = kept[kept >= least]
-    if top_p >= 1 or count == 0:
-        return least
-    rising = np.sort(kept)
-    weights, total = np.empty(len(rising), np.float64), 0.0
-    for i in range(len(rising) - 1, -1, -1):
-        weights[i] = math.exp(np.float64(rising[i]) - np.float64(rising[-1]))
-        total += weights[i]
-    mass = 0.0
-    for i in range(len(rising) - 1, -1, -1):
-        mass += weights[i]
-        if mass > top_p * total:
-            return rising[i]
-    return rising[0]
+            heap[size] = x[code]
+            size += 1
+    limit = min(top_k, size) if top_k > 0 else size
+    if size == 0 or (limit == size and top_p >= 1):
+        return np.float32(-np.inf)
+    for parent in range(size // 2 - 1, -1, -1):
+        sift_down(heap, parent, size)
+    falling, count, total = np.empty(size, np.float32), 0, 0.0
+    while count < size and (count < limit or heap[0] == falling[limit - 1]):
+        falling[count] = heap[0]
+        total += math.exp(np.float64(heap[0]) - np.float64(falling[0]))
+        count += 1
+        heap[0] = heap[size - count]
+        sift_down(heap, 0, size - count)
+    if top_p < 1:
+        mass = 0.0
+        for i in range(count):
+            mass += math.exp(np.float64(falling[i]) - np.float64(falling[0]))
+            if mass > top_p * total:
+                return falling[i]
+    return falling[count - 1]
+
+
+@compiled()
+def sift_down(heap, parent, size):
+    """Restore the order of a heap [size], largest first, in which only heap[parent] may be too small."""
+    value = heap[parent]
+    while 2 * parent + 1 < size:
+        child = 2 * parent + 1
+        if child + 1 < size and heap[child + 1] > heap[child]:
+            child += 1
+        if value >= heap[child]:
+            break
+        heap[parent] = heap[child]
+        parent = child
+    heap[parent] = value
 
 
 @compiled()
