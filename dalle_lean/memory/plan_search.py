@@ -22,12 +22,13 @@ OFFLOAD_SHARE = 0.01
 """Assumed cost of offloading the optimizer to the host, as a share of the step."""
 
 
-def candidates(config: DalleConfig) -> list[MemoryPlan]:
+def candidates(config: DalleConfig, fused_attention: bool = False) -> list[MemoryPlan]:
     """The plans to try: ever leaner activations, chunks, gradients in place; each with and without offload."""
     *kept, leanest = ACTIVATIONS[config.reversible]
-    plans = [MemoryPlan(activations=name, loss_tokens=None) for name in (*kept, leanest)]
+    first = MemoryPlan(loss_tokens=None, fused_attention=fused_attention)
+    plans = [dataclasses.replace(first, activations=name) for name in (*kept, leanest)]
     plans += [dataclasses.replace(plan, loss_tokens=LOSS_TOKENS[0]) for plan in plans]
-    one_sample = MemoryPlan(activations=leanest, loss_tokens=LOSS_TOKENS[0], samples=1)
+    one_sample = dataclasses.replace(first, activations=leanest, loss_tokens=LOSS_TOKENS[0], samples=1)
     plans.append(one_sample)
     for loss_tokens, (heads, tokens) in zip(LOSS_TOKENS, CHUNK_SIZES, strict=True):
         chunks = dataclasses.replace(one_sample, attention_heads=heads, feed_forward_tokens=tokens)
@@ -38,7 +39,7 @@ def candidates(config: DalleConfig) -> list[MemoryPlan]:
 
 def effort(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> float:
     """Relative time of a step: its FLOP, recomputation included, plus the overhead of small chunks and offloading."""
-    flop = step_flop(config, setup.batch, plan)
+    flop = step_flop(config, setup.batch, plan, plan.fuses_attention(config, setup.device, setup.compute_bytes))
     tokens = config.sequence_len * setup.batch
     at_once, groups = tokens, 1.0
     if plan.recomputes(config):
@@ -51,14 +52,16 @@ def effort(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> float
     return (branches + attention + output) * in_place * (1 + OFFLOAD_SHARE * plan.offload_optimizer)
 
 
-def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
+def fastest_plan(
+    config: DalleConfig, setup: TrainingSetup, budget_bytes: float, *, fused_attention: bool = False
+) -> MemoryPlan:
     """The plan of least effort among `candidates` whose peak on the device is at most `budget_bytes`.
 
     Raises:
         ValueError: none fits; says how much the leanest needs and which batch would fit.
     """
     masters = setup.is_lamb and setup.weight_bytes < 4
-    plans = [dataclasses.replace(plan, master_weights=masters) for plan in candidates(config)]
+    plans = [dataclasses.replace(plan, master_weights=masters) for plan in candidates(config, fused_attention)]
     plans.sort(key=lambda plan: effort(config, plan, setup))
     if setup.compute_dtype == "float16":  # its gradient scales need branches that are recomputed
         plans = [plan for plan in plans if plan.recomputes(config)]

@@ -140,8 +140,7 @@ class Dalle(Decoder):
             angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
             table = rotary_table(angles[self._places(crop, device)][:length], dtype)
         fused = self.plan.fuses_attention(config, device.type, self._compute_dtype().itemsize)
-        # Compiling takes seconds, which a forward alone does not earn back.
-        return Layout(config, crop.text_len + 1, crop.side, device, table, fused and torch.is_grad_enabled())
+        return Layout(config, crop.text_len + 1, crop.side, device, table, fused)
 
     @property
     def _whole(self) -> Crop:

@@ -7,8 +7,10 @@ B batch, H heads, S positions, d head size, P text positions, f side of the grid
 """
 
 import os
+import sysconfig
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from shutil import which
 from typing import Any, NamedTuple
 
@@ -40,9 +42,13 @@ def attend_fused(
 
 @cache
 def fused_attention_runs(device: torch.device) -> bool:
-    """Whether the kernel runs on a GPU: of compute capability 8.0 or newer, with Triton and the C compiler it calls."""
-    compiler = os.environ.get("CC") or which("cc") or which("gcc") or which("clang")
-    return torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None and bool(compiler)
+    """Whether the kernel runs there: on a GPU of compute capability 8.0 or newer, with Triton, and with the C compiler
+    and Python's headers that Triton needs."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    compiler = os.environ["CC"] if "CC" in os.environ else which("gcc") or which("clang")
+    has_headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
+    return find_spec("triton") is not None and bool(compiler) and has_headers
 
 
 @cache

@@ -3,18 +3,21 @@
 R pictures, C codebook.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inference.request import Settings
 from inference.sampling.compiled_step import kernels_for
-from inference.sampling.filtering import filter_logits, guide, sample
+from inference.sampling.filtering import LEAST_PLAUSIBLE, filter_logits, guide, sample
 from inference.sampling.noise import GumbelNoise
 from inference.sampling.packed_decoder import PackedDecoder
 
+LOG_LEAST_PLAUSIBLE = np.float32(math.log(LEAST_PLAUSIBLE))
 CODES_PER_THREAD = 2**14
 """For fewer, another thread is not worth waiting for."""
 
@@ -52,7 +55,7 @@ class Draw:
         if self.kernels is not None:
             codes = torch.empty(len(self.guidance), dtype=torch.int64)
             self.kernels.use_threads(min(torch.get_num_threads(), max(1, logits.numel() // CODES_PER_THREAD)))
-            self.kernels.draw(logits.numpy(), *self.arrays, step, codes.numpy())
+            self.kernels.draw(logits.numpy(), LOG_LEAST_PLAUSIBLE, *self.arrays, step, codes.numpy())
             return codes
         if len(logits) > len(self.guidance):
             conditional, null = logits.chunk(2)

@@ -9,17 +9,15 @@ import numpy as np
 from numba import prange
 
 from dalle_lean.compiled import compiled
-from inference.sampling.filtering import LEAST_PLAUSIBLE
 from inference.sampling.noise import KEY_STEPS, MASK_32, MULTIPLIERS, ROUNDS
-
-LOG_LEAST_PLAUSIBLE = math.log(LEAST_PLAUSIBLE)
 
 
 @compiled(parallel=True)
-def draw(logits, guidance, top_k, top_p, temperature, seeds, pictures, step, out):
+def draw(logits, least_plausible, guidance, top_k, top_p, temperature, seeds, pictures, step, out):
     """out [R] = a code of each picture; the settings are [R], of Settings.
 
-    logits: [R, C], or with guidance [2 R, C], those of the empty captions behind the others.
+    logits: [R, C], finite or -inf, or with guidance [2 R, C], those of the empty captions behind the others.
+    least_plausible: the logarithm of `filtering.LEAST_PLAUSIBLE`, which the compiled code would not see change.
     seeds, pictures: low and high 32 bits, [2, R].
     """
     count, codes = len(out), logits.shape[1]
@@ -29,7 +27,7 @@ def draw(logits, guidance, top_k, top_p, temperature, seeds, pictures, step, out
             for code in range(codes):
                 x[code] = logits[row, code]
         else:
-            guide(logits, row, np.uintp(count + row), guidance[row], x)
+            guide(logits, row, np.uintp(count + row), least_plausible, guidance[row], x)
         least = threshold(x, top_k[row], top_p[row])
         divisor = temperature[row] if temperature[row] > 0 else np.float32(1)
         best, highest, block = 0, np.float32(-np.inf), -1
@@ -50,12 +48,12 @@ def draw(logits, guidance, top_k, top_p, temperature, seeds, pictures, step, out
 
 
 @compiled()
-def guide(logits, conditional, null, guidance, x):
+def guide(logits, conditional, null, least_plausible, guidance, x):
     """x [C] = `filtering.guide` of two rows of logits."""
     likeliest = np.float32(-np.inf)
     for code in range(len(x)):
         likeliest = max(likeliest, logits[conditional, code])
-    least = likeliest + np.float32(LOG_LEAST_PLAUSIBLE)
+    least = likeliest + least_plausible
     for code in range(len(x)):
         given, without = logits[conditional, code], logits[null, code]
         x[code] = without + (given - without) * guidance if given >= least else np.float32(-np.inf)

@@ -36,7 +36,7 @@ def prepare(dtype: Any) -> None:
     for delta in (row, stream):  # the latter if the output is normalised
         add_and_prepare(stream, delta, pair, pair, pair, np.float32(1), inputs, 0, 0, row)
     words, code, setting = np.zeros((2, 1), np.uint64), np.zeros(1, np.int64), np.zeros(1, np.float32)
-    draw(stream, setting, code, setting, setting, words, words, 0, code)
+    draw(stream, np.float32(-1), setting, code, setting, setting, words, words, 0, code)
     rotation = np.zeros((3, 2), np.float32)
     attend(np.zeros((1, 6), dtype), rotation, column, row, number, 0, 0, column, row, 1, row)
     if threading_layer() == "workqueue":

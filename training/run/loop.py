@@ -126,7 +126,8 @@ class TrainingRun(ABC, Generic[Batch, P]):
             if self.finished and self.unsaved:
                 self.save_checkpoint()
             if interrupted() and self.processes.first:
-                logger.info(f"stopped; step {self.saved_step}/{self.settings.steps} is saved")
+                saved = f"step {self.saved_step}/{self.settings.steps}" if self.saved_step else "nothing yet"
+                logger.info(f"stopped; saved: {saved}")
             interrupted.end()
         return self.progress
 

@@ -14,6 +14,7 @@ from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import cost_of
+from dalle_lean.model.fused_attention import fused_attention_runs
 from dalle_lean.precision import effective_precision
 from dalle_lean.words import human_bytes
 from training.data.loader import BATCHES_AHEAD
@@ -123,7 +124,7 @@ def memory_shortage(
 ) -> UserError | None:
     """The error, with both figures, if a step needs more memory than is free on the device, or `local_world` processes
     need more than is free in RAM."""
-    memory = dataclasses.replace(recipe.memory, precision=effective_precision(device.type, recipe.memory.precision))
+    memory = runnable_plan(recipe.memory, device)
     recipe = dataclasses.replace(recipe, memory=memory)
     setup = recipe.training_setup("cuda" if device.type == "cuda" else "cpu")
     cost = cost_of(config, memory, setup)
@@ -141,6 +142,13 @@ def memory_shortage(
                 "free: take a smaller batch_size or model, or more micro_batches"
             )
     return None
+
+
+def runnable_plan(memory: MemoryRecipe, device: torch.device) -> MemoryRecipe:
+    """The plan without what this device cannot do: bfloat16 or fused attention."""
+    precision = effective_precision(device.type, memory.precision)
+    fused = memory.fused_attention and fused_attention_runs(device)
+    return dataclasses.replace(memory, precision=precision, fused_attention=fused)
 
 
 def replicated_plan(memory: MemoryRecipe) -> MemoryRecipe:

@@ -1,7 +1,6 @@
 """Computes a model's gradients on batches, and measures its losses."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,13 +8,12 @@ from torch import Tensor
 
 from dalle_lean import Dalle
 from dalle_lean.model.dalle import Crop
-from dalle_lean.model.fused_attention import fused_attention_runs
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.precision import autocast
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
-from training.step.data_parallel import gradient_sync, is_fsdp, replicated, replicated_plan
+from training.step.data_parallel import gradient_sync, is_fsdp, replicated, replicated_plan, runnable_plan
 
 
 class GradientComputer:
@@ -32,8 +30,7 @@ class GradientComputer:
         if replicate:
             memory = replicated_plan(memory)
         self.model = model.train()
-        if self.device.type == "cuda" and not fused_attention_runs(self.device):
-            memory = replace(memory, fused_attention=False)
+        memory = runnable_plan(memory, self.device)
         self.memory, self.micro_batch_size, self.processes = memory, micro_batch_size, processes
         self.model.plan = memory
         if memory.precision == "bf16-weights":

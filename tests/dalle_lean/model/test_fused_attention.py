@@ -23,7 +23,12 @@ def heads(length, device="cpu", dtype=torch.float32):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """The kernel as torch computes it without its compiler."""
-    monkeypatch.setattr(fused_attention, "kernel", lambda: flex_attention)
+
+    def kernel():
+        assert not torch.compiler.is_compiling(), "the kernel's mask would be lost in a larger graph"
+        return flex_attention
+
+    monkeypatch.setattr(fused_attention, "kernel", kernel)
     # torch refuses a gradient on a CPU, which its kernel lacks; without the compiler it can compute one.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
 
@@ -105,18 +110,17 @@ def test_a_compiled_model_learns_the_same_with_it(fused_on_a_cpu):
 
 
 @pytest.mark.parametrize(
-    ("device", "head_size", "precision", "needs_gradient", "fused"),
+    ("device", "head_size", "precision", "fused"),
     [
-        ("cuda", 16, torch.bfloat16, True, True),
-        ("cuda", 8, torch.bfloat16, True, False),
-        ("cuda", 16, torch.float32, True, False),
-        ("cuda", 16, torch.bfloat16, False, False),
-        ("cpu", 16, torch.bfloat16, True, False),
+        ("cuda", 16, torch.bfloat16, True),
+        ("cuda", 8, torch.bfloat16, False),
+        ("cuda", 16, torch.float32, False),
+        ("cpu", 16, torch.bfloat16, False),
     ],
 )
-def test_large_16_bit_heads_on_a_gpu_are_fused_for_a_gradient(device, head_size, precision, needs_gradient, fused):
+def test_large_16_bit_heads_on_a_gpu_are_fused(device, head_size, precision, fused):
     config = DalleConfig(**{**DALLE_FIELDS, "head_size": head_size})
-    with fake_cuda(), torch.set_grad_enabled(needs_gradient):
+    with fake_cuda():
         model = Dalle(config, MemoryPlan(activations="keep", fused_attention=True), device=device, dtype=precision)
         layout = model.layout(config.sequence_len, torch.float32, torch.device(device))
     assert layout.fused == fused
@@ -136,6 +140,33 @@ def test_more_shapes_than_torch_compiles_by_default_run_compiled(monkeypatch):
     finally:
         fused_attention.kernel.cache_clear()
         torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("changes", "runs"),
+    [
+        ({}, True),
+        ({"capability": (7, 5)}, False),
+        ({"programs": ("cc",)}, False),
+        ({"programs": ("clang",)}, True),
+        ({"CC": "gcc-13", "programs": ()}, True),
+        ({"CC": ""}, False),
+        ({"triton": None}, False),
+        ({"headers": "/nowhere"}, False),
+    ],
+)
+def test_it_runs_where_triton_finds_what_it_needs(changes, runs, tmp_path, monkeypatch):
+    (tmp_path / "Python.h").touch()
+    found = {"capability": (8, 0), "programs": ("gcc",), "CC": None, "triton": object(), "headers": tmp_path, **changes}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found["capability"])
+    monkeypatch.setattr(fused_attention, "which", lambda name: name if name in found["programs"] else None)
+    monkeypatch.setattr(fused_attention, "find_spec", lambda _: found["triton"])
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(found["headers"])})
+    monkeypatch.delenv("CC", raising=False)
+    if found["CC"] is not None:
+        monkeypatch.setenv("CC", found["CC"])
+    assert fused_attention.fused_attention_runs.__wrapped__(torch.device("cuda")) == runs
+    assert not fused_attention.fused_attention_runs.__wrapped__(torch.device("cpu"))
 
 
 def cost(kind, fused, device="cuda"):

@@ -7,10 +7,12 @@ import torch
 
 from dalle_lean import Dalle, DalleConfig
 from inference.request import Settings
+from inference.sampling.compiled_step import kernels
 from inference.sampling.draw import Draw, Row
 from inference.sampling.packed_decoder import PackedDecoder
 from tests.tiny import DALLE_FIELDS
 
+pytestmark = pytest.mark.skipif(kernels() is None, reason="numba cannot be used here")
 SETTINGS = [
     Settings(),
     Settings(top_k=0, top_p=1.0),

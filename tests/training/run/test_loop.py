@@ -115,9 +115,21 @@ def test_a_signal_ends_the_steps_once_the_present_one_is_saved(tmp_path, number,
         run(tmp_path, 9, take_step)
     assert state_of(tmp_path)["step"] == 3
     assert signal.getsignal(number) is before
-    assert caplog.messages[-1] == "stopped; step 3/9 is saved"
+    assert caplog.messages[-1] == "stopped; saved: step 3/9"
     run(tmp_path, 9)
     assert caplog.messages[-1] == "continuing from step 3/9"
+
+
+def test_where_every_step_was_skipped_nothing_is_said_to_be_saved(tmp_path, caplog):
+    caplog.set_level("INFO", "training")
+
+    def take_step(step, rows):
+        os.kill(os.getpid(), signal.SIGINT)
+        return {"loss": math.nan}
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, 9, take_step)
+    assert caplog.messages[-1] == "stopped; saved: nothing yet"
 
 
 def test_sigterm_that_comes_twice_does_not_end_a_step_in_the_middle(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from dalle_lean.errors import UserError
 from dalle_lean.memory import TrainingSetup, cost_of
 from training.run.recipe import OptimizerRecipe, Recipe, load_recipe
+from training.step import data_parallel
 from training.swarm.config import SwarmSettings, WireSection
 from training.swarm.optimizer.build import make_lamb
 from training.swarm.optimizer.diloco import make_outer
@@ -64,6 +65,18 @@ def test_where_the_recipes_plan_does_not_fit_a_leaner_one_does(settings):
     plan = plan_batch(greedy_settings, CPU, there(int(0.99 * needed / USABLE_SHARE)))
     assert plan.memory.activations != "keep" or plan.memory.loss_tokens is not None
     assert plan.needed.device_bytes < needed
+
+
+def test_only_a_device_that_runs_fused_attention_is_counted_on_for_it(settings, monkeypatch):
+    assert settings.recipe.memory.fused_attention
+    assert not plan_batch(settings, CPU, there(RAM), precision="bf16").memory.fused_attention
+    gpu = torch.device("cuda")
+    for runs in (False, True):
+        monkeypatch.setattr(data_parallel, "fused_attention_runs", lambda device, runs=runs: runs)
+        assert plan_batch(settings, gpu, there(RAM), precision="bf16").memory.fused_attention == runs
+    needed = memory_needed(settings, settings.recipe.memory, 1, "cuda").device_bytes
+    lean = plan_batch(settings, gpu, there(int(0.99 * needed / USABLE_SHARE)), precision="bf16")
+    assert lean.memory.fused_attention
 
 
 def test_a_model_that_does_not_fit_at_all_is_refused(settings):
@@ -139,8 +152,11 @@ def test_the_state_is_as_large_as_the_optimizers(settings, make, changes):
     )
 
 
-def test_a_busy_moment_does_not_make_a_machine_slow():
-    pauses = iter([0.0, 0.3, 0.01, 0.3])
+@pytest.mark.parametrize("pauses_s", [(0.0, 0.3, 0.01, 0.3), (0.5, 0.01)], ids=["busy", "compiling first"])
+def test_a_slow_moment_does_not_make_a_machine_slow(pauses_s, monkeypatch):
+    pauses = iter(pauses_s)
+    if len(pauses_s) == 2:
+        monkeypatch.setattr(batch_size, "MAX_REPORT_S", 0.1)
 
     def accumulate(_batch):
         time.sleep(next(pauses))
