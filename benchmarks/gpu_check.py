@@ -156,8 +156,7 @@ def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds
     """Time steps with LAMB, and forward and backward alone, under the fastest plan that fits into 80 % of the free
     memory."""
     setup = TrainingSetup.of_precision("bf16", batch=batch_size, device=device.type)
-    plan = fastest_plan(config, setup, 0.8 * free_bytes(device))
-    plan = dataclasses.replace(plan, fused_attention=True)
+    plan = fastest_plan(config, setup, 0.8 * free_bytes(device), fused_attention=True)
     memory = MemoryRecipe(**dataclasses.asdict(plan), precision="bf16")
     recipe = Recipe(model=config.to_dict(), memory=memory, data=DataRecipe(batch_size=batch_size))
     learner = Learner(Dalle(config, device=device), recipe)

@@ -52,7 +52,7 @@ class Figures:
     uplink_bit_per_s: float = assumed(2e7, "assumed: a volunteer's")
     clip_threads: float = assumed(2, "assumed: one for each of the host's two helpers")
     front_s_per_prompt: float = assumed(0.05, "assumed: processor time of the front, which has one core")
-    gpu_flop_per_s: float = assumed(2e13, "assumed: reached in all three jobs; no GPU has been measured")
+    gpu_flop_per_s: float = assumed(2e13, "assumed: reached in all three jobs")
     samples_per_step: float = assumed(4096, "default: the paper's recipe")
     diloco_steps: float = assumed(WireSection().inner_steps, "default: steps between two rounds of DiLoCo")
     matchmaking_s: float = assumed(TimingSection().matchmaking_time_s, "default")
