@@ -3,10 +3,11 @@
 Each part runs in a process of its own, so that a part that fails or hangs does not affect the others:
 
 - tests: those marked gpu.
-- train small, train paper: steps with LAMB in bf16 on random samples, with fused attention and else the fastest plan
-  that fits: tokens/s; MFU, the arithmetic of one forward and backward (nothing recomputed; dalle_lean/memory/flops.py)
-  over their time without LAMB and over the rate of a large bf16 product, measured in the same process; peak bytes on
-  the device, predicted and measured; the share of a step during which the GPU computes, and its slowest kernels.
+- train small, train paper: steps with LAMB in bf16 on random samples, with fused attention and otherwise the fastest
+  plan that fits: tokens/s; MFU, the arithmetic of one forward and backward (nothing recomputed;
+  dalle_lean/memory/flops.py) over their time without LAMB and over the rate of a large bf16 product, measured in the
+  same process; peak bytes on the device, predicted and measured; the share of a step during which the GPU computes, and
+  its slowest kernels.
 - draw small, draw paper: from a prompt to the PNG files of the best 4 of 128, with random weights; the second drawing,
   after the warm-up.
 - recipe: two minutes of the bundled model's recipe on random samples: samples/s, and whether the loss falls.
@@ -169,7 +170,7 @@ def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds
         torch.cuda.reset_peak_memory_stats(device)
         gradient(batch)
         figures["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-        figures["predicted_bytes"] = cost_of(config, plan, setup).peak_bytes
+        figures["predicted_bytes"] = cost_of(config, learner.memory, setup).peak_bytes
     gradient_s, _ = repeated(lambda: gradient(batch), device, seconds / 2)
     step_s, _ = repeated(lambda: learner.step(batch, lr=1e-4), device, seconds / 2)
     if device.type == "cuda":

@@ -77,7 +77,7 @@ def report_cost(
 def plan_within(priced: PricedModel, own: MemoryPlan, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
     """The fastest plan that fits; for a published transformer `own`, or the same with checkpoints."""
     if isinstance(priced.model, DalleConfig):
-        return fastest_plan(priced.model, setup, budget_bytes)
+        return fastest_plan(priced.model, setup, budget_bytes, fused_attention=own.fused_attention)
     plans = [own, dataclasses.replace(own, activations="checkpoint")]
     peaks = [priced.cost(plan, setup).peak_bytes for plan in plans]
     for plan, peak in zip(plans, peaks, strict=True):

@@ -56,7 +56,7 @@ def kernel() -> Any:
     """FlexAttention, compiled for each shape and dtype at its first use.
 
     For up to 256 of them, then an error: beyond torch's limit of 8 it would run uncompiled and hold all scores.
-    `length_warmup` and last chunks bring a few shapes each.
+    `length_warmup`, held-out batches and last chunks bring a few shapes each.
     """
     from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
 

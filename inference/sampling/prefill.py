@@ -74,6 +74,7 @@ def _read(
     config = decoder.config
     a, b = decoder.streams(decoder.model.embed(text_ids, codes).float())
     layout = decoder.model.layout(a.shape[1], a.dtype, a.device)
+    layout.fused = False  # compiling the kernel takes longer than reading prompts without it
     text_kv, code_kv = [], []
     code_inputs: list[Tensor] = []
     num_text = config.num_text_positions

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from dalle_lean import MemoryPlan
+from dalle_lean.model import attention
 from dalle_lean.tokenizer import Tokenizer
 from inference.request import Settings
 from inference.sampling import kv_cache
@@ -39,6 +41,16 @@ def test_drawing_a_batch(monkeypatch, precision, guidance, given):
         rows = [Row(picture, Settings(guidance=guidance)) for picture in range(6)]
         *_, drawn = sample_codes(decoder, prompts, rows)
         assert (drawn.device.type, drawn.shape) == ("cuda", (6, model.config.image_len))
+
+
+def test_reading_prompts_does_not_wait_for_a_kernel_to_be_compiled(monkeypatch):
+    monkeypatch.setattr(MemoryPlan, "fuses_attention", lambda *_: True)
+    monkeypatch.setattr(attention, "attend_fused", lambda *_: pytest.fail("compiles FlexAttention"))
+    model = tiny_dalle()
+    with fake_cuda():
+        decoder = PackedDecoder(moved(model))
+        codes = torch.zeros(1, 5, dtype=torch.long, device="cuda")
+        read_prompts(decoder, torch.zeros(1, model.config.text_len, dtype=torch.long), codes)
 
 
 def test_scoring_pictures():

@@ -280,9 +280,10 @@ def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards
 
     class PressAtSecondTry(logging.Handler):
         def emit(self, record):
-            tries.append("trying again" in record.getMessage())
-            if tries.count(True) == 2:
-                os.kill(os.getpid(), signal.SIGINT)
+            if "trying again" in record.getMessage():
+                tries.append(record)
+                if len(tries) == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(logging.getLogger("training"), "handlers", [PressAtSecondTry()])
     with pytest.raises(KeyboardInterrupt):

@@ -11,6 +11,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.memory import TrainingSetup, cost_of
 from training.run.recipe import OptimizerRecipe, Recipe, load_recipe
 from training.step import data_parallel
+from training.step.gradients import GradientComputer
 from training.swarm.config import SwarmSettings, WireSection
 from training.swarm.optimizer.build import make_lamb
 from training.swarm.optimizer.diloco import make_outer
@@ -77,6 +78,12 @@ def test_only_a_device_that_runs_fused_attention_is_counted_on_for_it(settings, 
     needed = memory_needed(settings, settings.recipe.memory, 1, "cuda").device_bytes
     lean = plan_batch(settings, gpu, there(int(0.99 * needed / USABLE_SHARE)), precision="bf16")
     assert lean.memory.fused_attention
+
+
+def test_what_computes_gradients_has_the_plan_that_its_device_runs(settings):
+    gradients = GradientComputer(build_model(settings), settings.recipe.memory, 1)
+    assert settings.recipe.memory.fused_attention
+    assert not gradients.memory.fused_attention
 
 
 def test_a_model_that_does_not_fit_at_all_is_refused(settings):
@@ -152,10 +159,14 @@ def test_the_state_is_as_large_as_the_optimizers(settings, make, changes):
     )
 
 
-@pytest.mark.parametrize("pauses_s", [(0.0, 0.3, 0.01, 0.3), (0.5, 0.01)], ids=["busy", "compiling first"])
-def test_a_slow_moment_does_not_make_a_machine_slow(pauses_s, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "pauses_s"),
+    [("cpu", (0.0, 0.3, 0.01, 0.3)), ("cuda", (0.5, 0.01, 0.01, 0.01)), ("cuda", (0.5, 0.2, 0.2)), ("cpu", (0.4,))],
+    ids=["busy", "compiling first", "slow GPU", "slow CPU"],
+)
+def test_neither_a_busy_moment_nor_compiling_makes_a_machine_slow(device, pauses_s, monkeypatch):
     pauses = iter(pauses_s)
-    if len(pauses_s) == 2:
+    if device == "cuda" or len(pauses_s) == 1:
         monkeypatch.setattr(batch_size, "MAX_REPORT_S", 0.1)
 
     def accumulate(_batch):
@@ -163,6 +174,8 @@ def test_a_slow_moment_does_not_make_a_machine_slow(pauses_s, monkeypatch):
         return torch.zeros(())
 
     config = SimpleNamespace(text_vocab_size=9, text_len=2, image_vocab_size=9, image_len=4)
-    gradients = SimpleNamespace(model=SimpleNamespace(config=config), accumulate_gradient=accumulate)
-    assert batch_seconds(gradients, 2) < 0.3
+    gradients = SimpleNamespace(
+        model=SimpleNamespace(config=config), accumulate_gradient=accumulate, device=torch.device(device)
+    )
+    assert batch_seconds(gradients, 2) == pytest.approx(min(pauses_s[1:] or pauses_s), abs=0.1)
     assert next(pauses, None) is None

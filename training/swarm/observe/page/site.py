@@ -71,7 +71,7 @@ class Site:
         self.needs = {  # of a newcomer, for one sample at once
             "download_bytes": state_bytes(settings),
             "ram_bytes": memory_needed(settings, replace(memory, precision="fp32"), 1, "cpu").ram_bytes,
-            "gpu_bytes": memory_needed(settings, memory, 1, "cuda").device_bytes,
+            "gpu_bytes": memory_needed(settings, replace(memory, fused_attention=False), 1, "cuda").device_bytes,
         }
         self.history = History(out / "history.json")
         self.download: Download | None = None
