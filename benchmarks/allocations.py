@@ -36,18 +36,31 @@ def step_bytes(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -
 
 def allocated(run: Callable[[], Any]) -> tuple[int, int, Any]:
     """Bytes that run() allocates and has not released yet, at the peak and at its end; and its result."""
-    gc.collect()  # else garbage of an earlier function may be released, and so counted, during run()
     recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with silent_stderr():
-        recording.start()
-    result = run()
-    with silent_stderr():
-        recording.stop()
+    with without_garbage_collection():
+        with silent_stderr():
+            recording.start()
+        result = run()
+        with silent_stderr():
+            recording.stop()
     live = peak = 0
     for nbytes in memory_events(recording):
         live += nbytes
         peak = max(peak, live)
     return peak, live, result
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Collect nothing: the release of an earlier function's garbage would be counted. To collect it first would take
+    half a second each time in a large process."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def memory_events(recording: Any) -> list[int]:
