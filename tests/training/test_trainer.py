@@ -208,7 +208,7 @@ def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, t
     with pytest.raises(KeyboardInterrupt):
         train(shards, tmp_path, recipe, on_progress=at_step(5, press))
     answer = "finishing this step, then saving ... (Ctrl+C again stops at once)"
-    assert caplog.messages == [answer, "stopped; saved: step 5/12"]
+    assert caplog.messages == [answer, f"saved in {tmp_path}: step 5/12; the same command continues"]
     assert saved_progress(tmp_path)["step"] == 5
     assert signal.getsignal(signal.SIGINT) is before
     train(shards, tmp_path, recipe)

@@ -127,7 +127,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
                 self.save_checkpoint()
             if interrupted() and self.processes.first:
                 saved = f"step {self.saved_step}/{self.settings.steps}" if self.saved_step else "nothing yet"
-                logger.info(f"stopped; saved: {saved}")
+                logger.info(f"saved in {self.out}: {saved}; the same command continues")
             interrupted.end()
         return self.progress
 

@@ -115,7 +115,7 @@ def test_a_signal_ends_the_steps_once_the_present_one_is_saved(tmp_path, number,
         run(tmp_path, 9, take_step)
     assert state_of(tmp_path)["step"] == 3
     assert signal.getsignal(number) is before
-    assert caplog.messages[-1] == "stopped; saved: step 3/9"
+    assert caplog.messages[-1] == f"saved in {tmp_path}: step 3/9; the same command continues"
     run(tmp_path, 9)
     assert caplog.messages[-1] == "continuing from step 3/9"
 
@@ -129,7 +129,7 @@ def test_where_every_step_was_skipped_nothing_is_said_to_be_saved(tmp_path, capl
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, 9, take_step)
-    assert caplog.messages[-1] == "stopped; saved: nothing yet"
+    assert caplog.messages[-1] == f"saved in {tmp_path}: nothing yet; the same command continues"
 
 
 def test_sigterm_that_comes_twice_does_not_end_a_step_in_the_middle(tmp_path):
