@@ -125,7 +125,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
             self.write_result()
             if self.finished and self.unsaved:
                 self.save_checkpoint()
-            if interrupted() and self.processes.first:
+            if interrupted() and not self.finished and self.processes.first:
                 saved = f"step {self.saved_step}/{self.settings.steps}" if self.saved_step else "nothing yet"
                 logger.info(f"saved in {self.out}: {saved}; the same command continues")
             interrupted.end()

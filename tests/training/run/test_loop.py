@@ -132,6 +132,20 @@ def test_where_every_step_was_skipped_nothing_is_said_to_be_saved(tmp_path, capl
     assert caplog.messages[-1] == f"saved in {tmp_path}: nothing yet; the same command continues"
 
 
+def test_a_signal_in_the_last_step_leaves_nothing_to_continue(tmp_path, caplog):
+    caplog.set_level("INFO", "training")
+
+    def take_step(step, rows):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": 1.0}
+
+    with pytest.raises(Terminated):
+        run(tmp_path, 3, take_step)
+    assert state_of(tmp_path)["step"] == 3
+    assert not any("continues" in message for message in caplog.messages)
+
+
 def test_sigterm_that_comes_twice_does_not_end_a_step_in_the_middle(tmp_path):
     def take_step(step, rows):
         for _ in range(2):
