@@ -43,7 +43,7 @@ def bare_chain(model: Dalle, batch: int) -> Chain:
 
 
 def packed_chain(decoder: PackedDecoder, batch: int) -> Chain:
-    """The same products with the weights as sampling packs them, including biases."""
+    """The same products with the weights as `decoder` packs them, including biases."""
     inputs = random_inputs(step_weights(decoder.model), batch, compute_dtype(decoder.precision))
     products = [product for layer in decoder.layers for product in (layer.qkv, layer.out, layer.up, layer.down)]
     products.append(decoder.output)

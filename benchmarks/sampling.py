@@ -4,8 +4,8 @@ Codes and pictures per second of this package's sampler in each precision, with 
 the cache, and the shares that it reaches of the machine's limits:
 
 - bare chain: a step's products with weights alone, by torch's F.linear in fp32. "packed chain" is the same with the
-  weights as inference/sampling/packed_linear.py packs them in each precision. Drawing reaches the share chain /
-  (prefill + steps + sampling), a step the share chain / step.
+  weights packed for oneDNN in each precision. Drawing reaches the share chain / (prefill + steps + sampling), a step
+  the share chain / step.
 - matmul rate: the operations per second of a step's products with weights over those of one large product in the same
   precision and run.
 - bandwidth: the bytes per second that a step must read (weights once, keys and values seen) over the rate of reading
@@ -222,7 +222,9 @@ def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Ch
     """Run all measurements in turns."""
     model, device = pipeline.model, pipeline.decoders["fp32"].device
     text_ids = random_batch(model.config, 1)["text_ids"]
-    plain = PackedDecoder(model, "fp32", compiled=False)
+    plain: dict[Precision, PackedDecoder] = {
+        name: PackedDecoder(model, name, compiled=False) for name in pipeline.decoders
+    }
 
     def chain_s(make_chain: Callable[..., Chain], *arguments: Any) -> float:
         chain = make_chain(*arguments)
@@ -234,9 +236,9 @@ def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Ch
         codes = random_batch(model.config, batch)["image_codes"].to(device)
         measures[batch, "bare chain", "fp32"] = partial(chain_s, bare_chain, model, batch)
         for precision, decoder in pipeline.decoders.items():
-            measures[batch, "packed chain", precision] = partial(chain_s, packed_chain, decoder, batch)
+            measures[batch, "packed chain", precision] = partial(chain_s, packed_chain, plain[precision], batch)
             measures[batch, "drawing", precision] = partial(draw, decoder, text_ids, batch)
-        measures[batch, "plain drawing", "fp32"] = partial(draw, plain, text_ids, batch)
+        measures[batch, "plain drawing", "fp32"] = partial(draw, plain["fp32"], text_ids, batch)
         measures[batch, "pictures", "fp32"] = partial(render, codes, PROMPT, pipeline.vqgan, pipeline.scorer)
         for way in WAYS if child is not None and batch == REFERENCE_BATCH else ():
             assert child is not None

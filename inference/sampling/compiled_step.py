@@ -5,10 +5,6 @@ R pictures (rows), N prompts, r rows of a prompt, H heads, d head size, P text p
 size, C codebook.
 """
 
-import importlib
-import os
-import warnings
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.sampling.kv_layout import window_of
+from inference.sampling.kv_layout import Window, window_of
+from inference.sampling.load_kernels import array, usable_kernels
 from inference.sampling.packed_decoder import BranchWeights, LayerWeights, PackedDecoder, normalise
 from inference.sampling.plain_step import load_inputs
 from inference.sampling.prefill import Prompts
@@ -24,41 +21,11 @@ from inference.sampling.prefill import Prompts
 VALUES_PER_THREAD = 2**10
 """Of the stream; for fewer, another thread is not worth waiting for, least of all on a busy machine."""
 
-forked = False
-if hasattr(os, "register_at_fork"):
-
-    def note_fork() -> None:
-        """GNU OpenMP ends a process that uses it after its parent has used it."""
-        global forked
-        forked = kernels.cache_info().currsize > 0
-
-    os.register_at_fork(after_in_child=note_fork)
-
-
-@cache
-def kernels(dtype: torch.dtype = torch.float32) -> ModuleType | None:
-    """The kernels, compiled for float32 or bfloat16; None without numba, and with a warning if numba is installed but
-    does not work."""
-    threads = torch.get_num_threads()
-    try:
-        module = importlib.import_module("inference.sampling.kernels")
-        module.prepare(array(torch.empty(0, dtype=dtype)).dtype)
-    except ModuleNotFoundError:
-        return None
-    except Exception as error:  # numba raises many kinds, also for a full disk
-        reason = str(error).partition("\n")[0]
-        warnings.warn(f"numba cannot be used, drawing on the CPU will be slower: {reason}", stacklevel=2)
-        return None
-    finally:  # numba's OpenMP is torch's, and numba sets its number of threads to that of the cores
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-    return module
-
 
 def kernels_for(decoder: PackedDecoder) -> ModuleType | None:
     """The kernels, if they can take this decoder's steps."""
     fits = decoder.compiled and decoder.device.type == "cpu" and decoder.config.head_size % 2 == 0
-    return kernels(decoder.dtype) if fits and not forked else None
+    return usable_kernels(decoder.dtype) if fits else None
 
 
 class CompiledStep:
@@ -71,7 +38,7 @@ class CompiledStep:
         self.windows = {kind: window_of(config, kind) for kind in config.layer_kinds}
         windows = [self.windows[kind] for kind in config.layer_kinds]
         grid = (heads, prompts.count, batch // prompts.count)
-        self.keys = [torch.zeros(*grid, config.head_size, *window.grid, dtype=dtype) for window in windows]
+        self.keys = [torch.zeros(*grid, *blocks_of(window, config.head_size), dtype=dtype) for window in windows]
         self.values = [torch.zeros(*grid, *window.grid, config.head_size, dtype=dtype) for window in windows]
         channels = config.hidden_size // 2 if config.token_shift else 0
         self.inputs = torch.zeros(2 * config.num_layers, config.image_side, batch, channels)
@@ -111,15 +78,16 @@ class CompiledStep:
         self.text_keys = [keys.transpose(2, 3).contiguous() for keys, _ in prompts.text_kv]  # [H, N, d, P]
         for index, code_kv in enumerate(prompts.code_kv):
             window = self.windows[self.config.layer_kinds[index]]
+            keys_of_cells = self.keys[index].transpose(3, 4).flatten(4, 5)  # [H, N, r, d, columns, rows]
             for first in range(0, prompts.num_codes, side):
                 keys, values = code_kv[:, :, :, first : first + side].unsqueeze(3)  # [H, N, 1, columns, d]
                 columns, slot = slice(window.left, window.left + keys.shape[3]), first // side % window.rows
-                self.keys[index][:, :, :, :, columns, slot] = keys.transpose(3, 4)
+                keys_of_cells[:, :, :, :, columns, slot] = keys.transpose(3, 4)
                 self.values[index][:, :, :, columns, slot] = values
         load_inputs(self.inputs, prompts)
         self.layer_arrays = [
             (
-                array(keys.flatten(4).flatten(0, 3)),
+                array(keys.flatten(5).flatten(0, 4)),
                 array(values.flatten(0, 4)),
                 array(text_keys.flatten(0, 2)),
                 array(text_values.flatten(0, 2)),
@@ -165,6 +133,12 @@ class CompiledStep:
         return layer.down(self.activated)
 
 
+def blocks_of(window: Window, head_size: int) -> tuple[int, int, int, int]:
+    """Shape of a head's keys, transposed in blocks of cells that are read together: [blocks, d, columns, rows]."""
+    blocks = window.columns if window.span == 1 else 1
+    return blocks, head_size, window.columns // blocks, window.rows
+
+
 def seen_cells(bias: Any) -> tuple[int, Any]:
     """How many cells are masked before the first that a code sees, and the biases from there to the last."""
     seen = np.flatnonzero(bias == 0)
@@ -174,8 +148,3 @@ def seen_cells(bias: Any) -> tuple[int, Any]:
 def normalised(weights: BranchWeights, out: Tensor) -> Tensor:
     """What a branch adds to its stream, before the scale."""
     return out if weights.norm_out is None else normalise(weights.norm_out, out.float())
-
-
-def array(tensor: Tensor) -> Any:
-    """The tensor's numbers as a NumPy array; bfloat16 as its bits, uint16."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

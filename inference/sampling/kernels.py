@@ -16,6 +16,9 @@ from numba.extending import overload
 
 from dalle_lean.compiled import compiled
 from inference.sampling.draw_kernel import draw
+from inference.sampling.matmul_kernel import MULTIPLIES_BF16, multiplies, multiply, to_panels, units_of
+
+__all__ = ["add_and_prepare", "attend", "draw", "geglu", "multiplies", "multiply", "to_panels", "units_of"]
 
 if "NUMBA_THREADING_LAYER" not in os.environ:
     config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
@@ -39,6 +42,9 @@ def prepare(dtype: Any) -> None:
     draw(stream, np.float32(-1), setting, code, setting, setting, words, words, 0, code)
     rotation = np.zeros((3, 2), np.float32)
     attend(np.zeros((1, 6), dtype), rotation, column, row, number, 0, 0, column, row, 1, row)
+    if dtype == np.float32 or MULTIPLIES_BF16:
+        units = np.zeros((0, 1), np.float32 if dtype == np.float32 else np.int32)
+        multiply(units, units[None], setting, row)
     if threading_layer() == "workqueue":
         raise ValueError("it found neither OpenMP nor TBB")
 
@@ -117,14 +123,16 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
     """Rotate qkv [R, 3 H d], write keys and values to their cell, and attend to the prompt and the cells read.
 
     rotation: [3, d], pairs of cosine and sine for queries (times the scores' scale), keys and values.
-    keys, values: [H N r d, cells] and [H N r cells, d]; cells first..first + n are read, with `bias` [n].
+    keys, values: [H N r blocks d, cells of a block] and [H N r cells, d]; the cells first..first + n, of one block, are
+    read, with `bias` [n].
     text_keys, text_values: [H N d, P] and [H N P, d].
     prompts: N.
     out: [R, H d].
     """
-    head_size, num_cells, num_text = rotation.shape[1], keys.shape[1], text_keys.shape[1]
+    head_size, block_cells, num_text = rotation.shape[1], keys.shape[1], text_keys.shape[1]
     heads, per_prompt = out.shape[1] // head_size, len(qkv) // prompts
-    padded = len(keys) // (heads * prompts * head_size)
+    blocks = len(keys) // (heads * len(qkv) * head_size)
+    num_cells, block = blocks * block_cells, cell // block_cells
     groups = (per_prompt + GROUP - 1) // GROUP
     for task in prange(heads * prompts * groups):  # in the order of the cells, which are read once
         of_prompt, start = task // groups, task % groups * GROUP
@@ -132,11 +140,12 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
         count = min(GROUP, per_prompt - start)
         query, rotated = np.empty((GROUP, head_size), np.float32), np.empty(head_size, np.float32)
         for member in range(count):
-            row, of_row = prompt * per_prompt + start + member, of_prompt * padded + start + member
+            row, of_row = prompt * per_prompt + start + member, of_prompt * per_prompt + start + member
             rotate(qkv, row, head * head_size, rotation, 0, query[member])
             rotate(qkv, row, (heads + head) * head_size, rotation, 1, rotated)
+            of_block = (of_row * blocks + block) * head_size
             for i in range(head_size):
-                keys[np.uintp(of_row * head_size + i), np.uintp(cell)] = narrowed(rotated[i], keys)
+                keys[np.uintp(of_block + i), np.uintp(cell % block_cells)] = narrowed(rotated[i], keys)
             rotate(qkv, row, (2 * heads + head) * head_size, rotation, 2, rotated)
             for i in range(head_size):
                 values[np.uintp(of_row * num_cells + cell), i] = narrowed(rotated[i], values)
@@ -147,7 +156,8 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
         for member in range(count):
             for i in range(len(bias)):
                 on_cells[member, i] = widened(bias[i])
-            add_product(query[member], keys, (of_prompt * padded + start + member) * head_size, first, on_cells[member])
+            of_block = ((of_prompt * per_prompt + start + member) * blocks + block) * head_size
+            add_product(query[member], keys, of_block, first % block_cells, on_cells[member])
             largest = max(maximum(on_text[member]), maximum(on_cells[member]))
             for i in range(num_text):
                 on_text[member, i] = exponential(on_text[member, i] - largest)
@@ -158,7 +168,7 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
         attended = np.zeros((GROUP, head_size), np.float32)
         add_products(on_text, count, text_values, of_prompt * num_text, attended)
         for member in range(count):
-            row, of_row = prompt * per_prompt + start + member, of_prompt * padded + start + member
+            row, of_row = prompt * per_prompt + start + member, of_prompt * per_prompt + start + member
             add_product(on_cells[member], values, of_row * num_cells + first, 0, attended[member])
             for i in range(head_size):
                 out[row, np.uintp(head * head_size + i)] = narrowed(attended[member, i] * scale[member], out)

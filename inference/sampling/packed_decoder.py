@@ -80,7 +80,7 @@ class PackedDecoder:
             assert isinstance(block, Block)
             attention, feed_forward = block.attention, block.feed_forward
             linears = (attention.qkv, attention.out, feed_forward.up, feed_forward.down)
-            blocks.append([pack(linear, precision) for linear in linears])
+            blocks.append([pack(linear, precision, compiled) for linear in linears])
         self.layers = []
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, Layer)
@@ -93,7 +93,9 @@ class PackedDecoder:
         self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}
         self.rotations = rotations(self.config, self.device)
         codes = slice(self.config.num_text_tokens, None)
-        self.output = pack_dense(model.output.weight.detach()[codes], model.output.bias.detach()[codes], precision)
+        self.output = pack_dense(
+            model.output.weight.detach()[codes], model.output.bias.detach()[codes], precision, compiled
+        )
         self.idle_cache: Any = None  # on CUDA, the KVCache of the last batch with its recorded graphs
 
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ R rows.
 
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +14,8 @@ from torch.nn.functional import linear, pad
 
 from dalle_lean.errors import UserError
 from dalle_lean.precision import onednn_multiplies_bf16
+from inference.sampling import load_kernels
+from inference.sampling.load_kernels import array, usable_kernels
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 """Of weights and their inputs; int8 rounds the inputs too, with one scale for all rows of a product."""
@@ -44,19 +47,40 @@ def compute_dtype(precision: Precision) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
-def pack(layer: nn.Module, precision: Precision) -> Projection:
+class PanelLinear:
+    """A dense layer on a CPU by the kernels' own product: a row's result does not depend on the others."""
+
+    def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
+        self.kernels, self.weight = kernels, weight
+        self.bias = weight.new_zeros(len(weight)) if bias is None else bias
+        self.panels = kernels.to_panels(weight.to(dtype)), array(self.bias.float())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if load_kernels.forked:
+            return _in_groups(x, lambda x: linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
+        out = x.new_empty(len(x), len(self.bias))
+        self.kernels.use_threads(torch.get_num_threads())
+        self.kernels.multiply(self.kernels.units_of(x.contiguous()), *self.panels, array(out))
+        return out
+
+
+def pack(layer: nn.Module, precision: Precision, compiled: bool = True) -> Projection:
     """`layer` as a function [R, in] -> [R, out] in the precision's dtype. On a CPU in fp32 and bf16, a row's result
-    does not depend on the number of rows."""
+    does not depend on the number of rows. compiled: by numba's kernels where they can be used."""
     if not isinstance(layer, nn.Linear):
         return _converted(layer, compute_dtype(precision))
-    return pack_dense(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), precision)
+    bias = None if layer.bias is None else layer.bias.detach()
+    return pack_dense(layer.weight.detach(), bias, precision, compiled)
 
 
-def pack_dense(weight: Tensor, bias: Tensor | None, precision: Precision) -> Projection:
+def pack_dense(weight: Tensor, bias: Tensor | None, precision: Precision, compiled: bool = True) -> Projection:
     """`pack` of a linear layer with the weight [out, in] and the bias [out]."""
     dtype = compute_dtype(precision)
     if precision == "int8":
         return _int8(weight, bias)
+    module = usable_kernels(dtype) if compiled and weight.device.type == "cpu" else None
+    if module is not None and module.multiplies(weight.shape, dtype):
+        return PanelLinear(module, weight, bias, dtype)
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     if weight.device.type != "cpu":
         return lambda x: linear(x, weight, bias)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm
 
-from inference.sampling import compiled_step
-from inference.sampling.compiled_step import array, kernels
+from inference.sampling import compiled_step, load_kernels
+from inference.sampling.load_kernels import array, kernels
 from inference.sampling.packed_decoder import PackedDecoder
 from tests.compiled_code import ROOT, outputs_compiled_and_cached
 from tests.inference.sampling.test_kv_cache import cached, inputs, lively_dalle
@@ -83,7 +83,7 @@ def test_steps_do_not_depend_on_the_number_of_threads(monkeypatch):
 
 THREADS = """
 import torch
-from inference.sampling.compiled_step import kernels
+from inference.sampling.load_kernels import kernels
 torch.set_num_threads(3)
 assert kernels() is not None
 print(torch.get_num_threads())
@@ -110,7 +110,7 @@ def test_after_a_fork_the_plain_step_draws():
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert not compiled_step.forked
+    assert not load_kernels.forked
 
 
 def test_two_threads_may_draw_at_once(monkeypatch):

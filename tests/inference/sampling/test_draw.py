@@ -7,8 +7,8 @@ import torch
 
 from dalle_lean import Dalle, DalleConfig
 from inference.request import Settings
-from inference.sampling.compiled_step import kernels
 from inference.sampling.draw import Draw, Row
+from inference.sampling.load_kernels import kernels
 from inference.sampling.packed_decoder import PackedDecoder
 from tests.tiny import DALLE_FIELDS
 

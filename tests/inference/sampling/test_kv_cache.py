@@ -6,9 +6,9 @@ import torch
 from benchmarks.allocations import allocated
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
-from inference.sampling.compiled_step import kernels
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.kv_layout import biases_bytes, score_bias
+from inference.sampling.load_kernels import kernels
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
 from tests.inference.tiny_model import lively
@@ -34,6 +34,7 @@ VARIANTS = {
     "sandwich": {"sandwich_norm": True},
     "not gated": {"ffn_gated": False, "ffn_activation": "relu_squared"},
     "sparse": {"pixelfly_rank": 4, "pixelfly_block_size": 4, "pixelfly_butterfly_size": 2, "head_size": 16},
+    "all products by kernels": {"num_heads": 2, "head_size": 16, "image_vocab_size": 64},
     "one row": {"image_side": 1},
     "two rows": {"image_side": 2},
 }
