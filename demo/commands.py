@@ -1,7 +1,7 @@
 """The command `dalle-lean demo`."""
 
 import signal
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -19,9 +19,7 @@ def demo(
     scorer: Annotated[
         str, typer.Option(help="Scorer that ranks the pictures, as in `generate`, or the folder of a CLIP.")
     ] = "clip",
-    precision: Annotated[
-        str | None, typer.Option(help="As in `generate`. [default: the faster of bf16 and fp32]")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="As in `generate`.")] = None,
     device: Device = "auto",
     share: Annotated[bool, typer.Option(help="Ask gradio.live for a public address (needs the network).")] = False,
     auth: Annotated[
@@ -54,7 +52,6 @@ def demo(
     from demo.server import free_port, plain_card, read_auth, read_card, read_root_path
     from demo.service.drawing_service import DrawingService
     from inference import Generator
-    from inference.sampling.packed_linear import fastest_precision
 
     login = read_auth(auth)
     free_port(host, port)  # before anything is loaded
@@ -76,8 +73,7 @@ def demo(
         service: DrawingService = remote
     else:
         say("loading the model and measuring this machine's speed ...")
-        where = pick_device(device)
-        chosen: Any = precision or fastest_precision(where)
+        where, chosen = pick_device(device), cast(Any, precision)
         service = DrawingService.load(lambda: Generator.from_folder(folder, where, chosen, scorer))
         card = read_card(folder)
     say(views.default_count(service))

@@ -20,7 +20,6 @@ from dalle_lean.io.model_folder import find_model
 from demo.server import free_port, read_card, serve
 from demo.service.drawing_service import DrawingService
 from inference import Generator
-from inference.sampling.packed_linear import fastest_precision
 
 # Without these Chromium looks for hosts of its own at every start.
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
@@ -80,7 +79,7 @@ def main() -> None:
         return
     folder, device = find_model(options.model), pick_device("auto")
     server = serve(
-        DrawingService.load(lambda: Generator.from_folder(folder, device, fastest_precision(device))),
+        DrawingService.load(lambda: Generator.from_folder(folder, device)),
         port=free_port("127.0.0.1", 7860),
         card=read_card(folder),
     )

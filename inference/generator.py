@@ -31,7 +31,7 @@ from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings
 from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
-from inference.sampling.packed_linear import Precision, check_precision
+from inference.sampling.packed_linear import Precision, check_precision, fastest_precision
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import sample_codes
 from inference.scorer import Scorer, check_scorer_spec, make_scorer
@@ -72,15 +72,15 @@ class Generator:
 
         Args:
             device: "auto" is CUDA if there is a GPU, else the CPU.
-            precision: of the transformer's products; bf16 also applies to the VQGAN's decoder. None is fp32 on a CPU
-                and bf16 on a GPU.
+            precision: of the transformer's products; bf16 also applies to the VQGAN's decoder. None is the faster of
+                fp32 and bf16.
             scorer: what ranks the pictures, as in `make_scorer`; "none" ranks nothing.
 
         ValueError if a part is missing, altered, or not the one the transformer was trained with, or the precision or
         scorer does not work here.
         """
         where = pick_device(device)
-        precision = precision or ("fp32" if where.type == "cpu" else "bf16")
+        precision = precision or fastest_precision(where)
         check_precision(precision, where)
         check_scorer_spec(scorer)
         path = find_model(None if folder is None else str(folder))

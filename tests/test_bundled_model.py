@@ -13,7 +13,7 @@ LARGEST_FILE_BYTES = 25_000_000
 
 @pytest.fixture(scope="module")
 def bundled():
-    return Generator.from_folder(bundled_model(), device="cpu")
+    return Generator.from_folder(bundled_model(), device="cpu", precision="fp32")
 
 
 def test_all_parts_are_small_enough_for_a_checkout():

@@ -28,9 +28,7 @@ def serve(
     port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65535)] = 8000,
     metrics_port: Annotated[int, typer.Option(help="TCP port of /metrics, for Prometheus.", min=1, max=65535)] = 8001,
     scorer: Annotated[str, typer.Option(help="Scorer that ranks the pictures, as in `generate`.")] = "clip",
-    precision: Annotated[
-        str | None, typer.Option(help="As in `generate`. [default: fp32 on a CPU, bf16 on a GPU]")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="As in `generate`.")] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(help="Pictures that a replica draws at once. [default: 128 on a GPU, else 32]", min=1),

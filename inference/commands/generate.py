@@ -55,7 +55,7 @@ def generate(
     ] = "clip",
     precision: Annotated[
         str | None,
-        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU). [default: fp32 on a CPU, bf16 on a GPU]"),
+        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU). [default: the faster of fp32 and bf16]"),
     ] = None,
     batch_size: BatchSize = None,
     device: Device = "auto",

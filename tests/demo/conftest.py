@@ -35,7 +35,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def generator(model_folder):
-    return Generator.from_folder(model_folder, device="cpu")
+    return Generator.from_folder(model_folder, device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="session")

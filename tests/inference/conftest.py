@@ -29,9 +29,9 @@ def model_folder_without_clip(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def generator(model_folder):
-    return Generator.from_folder(model_folder, device="cpu")
+    return Generator.from_folder(model_folder, device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="session")
 def generator_without_clip(model_folder_without_clip):
-    return Generator.from_folder(model_folder_without_clip, device="cpu")
+    return Generator.from_folder(model_folder_without_clip, device="cpu", precision="fp32")

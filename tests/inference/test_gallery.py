@@ -49,7 +49,8 @@ def test_keeping_more_than_are_drawn_is_a_mistake_and_writes_nothing(model_folde
 
 
 def test_results_name_the_codes_of_each_picture(model_folder, generator, tmp_path):
-    run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 6, "--best", 2)
+    settings = ("--num-images", 6, "--best", 2, "--precision", "fp32")
+    run("a red heart", "--out", tmp_path, "--model", model_folder, *settings)
     results = json.loads((tmp_path / "results.json").read_text())
     for picture, line in zip(generator("a red heart", num_images=6, best=2), results["pictures"], strict=True):
         codes = picture.codes.numpy().astype("<i4")

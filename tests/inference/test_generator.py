@@ -347,3 +347,9 @@ def test_only_a_lack_of_memory_for_one_picture_is_called_that(generator, monkeyp
     monkeypatch.setattr("inference.generator.sample_codes", fail)
     with pytest.raises(kind, match=message):
         generator("a car", num_images=3)
+
+
+@pytest.mark.parametrize("fastest", ["fp32", "bf16"])
+def test_the_faster_precision_is_the_default(model_folder, monkeypatch, fastest):
+    monkeypatch.setattr("inference.generator.fastest_precision", lambda device: fastest)
+    assert Generator.from_folder(model_folder, device="cpu").decoder.precision == fastest
