@@ -177,6 +177,11 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         if not self.finished:
             if processes.first:
                 place_vocabulary(out, init, self.data.mixed_captions())
+                weights = sum(parameter.numel() for parameter in self.model.parameters())
+                logger.info(
+                    f"training {weights:,} weights in {recipe.memory.precision} on {processes.device}, "
+                    f"{counted(recipe.data.batch_size, 'sample')} a step"
+                )
             self.heldout = self.heldout_batch(heldout_shards)
 
     def restore(self) -> Progress:
