@@ -18,7 +18,7 @@ from inference.sampling.noise import GumbelNoise
 from inference.sampling.packed_decoder import PackedDecoder
 
 LOG_LEAST_PLAUSIBLE = np.float32(math.log(LEAST_PLAUSIBLE))
-CODES_PER_THREAD = 2**14
+CODES_PER_THREAD = 2**12
 """For fewer, another thread is not worth waiting for."""
 
 

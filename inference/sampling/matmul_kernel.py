@@ -61,9 +61,8 @@ def multiply_tile(rows: int) -> Callable[..., None]:
     @intrinsic
     def tile(context: Any, x: Any, row: Any, panels: Any, panel: Any, bias: Any, out: Any) -> Any:
         signature = types.void(x, types.intp, panels, types.intp, bias, out)
-        in_pairs, units = x.dtype == types.int32, ir.VectorType(ir.IntType(32), LANES)
-        if not in_pairs:
-            units = FLOATS
+        in_pairs = x.dtype == types.int32
+        units = ir.VectorType(ir.IntType(32), LANES) if in_pairs else FLOATS
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             def array(argument: int) -> Any:

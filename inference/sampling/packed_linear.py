@@ -56,6 +56,7 @@ class PanelLinear:
         self.panels = kernels.to_panels(weight.to(dtype)), array(self.bias.float())
 
     def __call__(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == self.weight.shape[1], "the kernel reads as many inputs as there are weights"
         if load_kernels.forked:
             return _in_groups(x, lambda x: linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
         out = x.new_empty(len(x), len(self.bias))

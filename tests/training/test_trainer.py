@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from dalle_lean import Dalle
+from dalle_lean import Dalle, load_model
 from dalle_lean.cli import main
 from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_parts
@@ -120,8 +120,9 @@ def test_a_damaged_shard_is_named_counted_and_killed_beside_as_any_other(
     caplog.set_level("INFO", "training")
     notes = []
     train(data, tmp_path / "whole", recipe, on_progress=lambda *at: notes.append(at[2]))
-    assert caplog.messages
-    assert all("shard-00002.parquet is damaged" in line for line in caplog.messages)
+    told = [line for line in caplog.messages if " weights in " not in line]
+    assert told
+    assert all("shard-00002.parquet is damaged" in line for line in told)
     assert "damaged shards skipped" in notes[-1]
     counted = [
         line["damaged_shards"] for line in read_metrics(tmp_path / "whole" / METRICS) if "damaged_shards" in line
@@ -202,17 +203,24 @@ def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, t
 
     def press():
         os.kill(os.getpid(), signal.SIGINT)
-        while not caplog.messages:  # it comes at once, before the step is saved
+        while len(caplog.messages) < 2:  # it comes at once, before the step is saved
             assert saved_progress(tmp_path)["step"] == 3
 
     with pytest.raises(KeyboardInterrupt):
         train(shards, tmp_path, recipe, on_progress=at_step(5, press))
     answer = "finishing this step, then saving ... (Ctrl+C again stops at once)"
-    assert caplog.messages == [answer, f"saved in {tmp_path}: step 5/12; the same command continues"]
+    assert caplog.messages[1:] == [answer, f"saved in {tmp_path}: step 5/12; the same command continues"]
     assert saved_progress(tmp_path)["step"] == 5
     assert signal.getsignal(signal.SIGINT) is before
     train(shards, tmp_path, recipe)
     assert losses(tmp_path) == losses(uninterrupted)
+
+
+def test_a_run_says_what_it_trains_and_where(shards, recipe, tmp_path, caplog):
+    caplog.set_level("INFO", "training")
+    train(shards, tmp_path, recipe.override(steps=1, precision="bf16"))
+    size = sum(parameter.numel() for parameter in load_model(tmp_path / "model").parameters())
+    assert caplog.messages == [f"training {size:,} weights in bf16 on cpu, {recipe.data.batch_size} samples a step"]
 
 
 def test_a_finished_run_stays_as_it_is(shards, recipe, uninterrupted):
@@ -227,6 +235,7 @@ def test_a_finished_run_says_so_without_reading_the_data_again(shards, recipe, t
         shard.unlink()
         shard.write_bytes(b"unreadable")
     caplog.set_level("INFO", "training")
+    caplog.clear()
     assert train(tmp_path / "data", tmp_path / "out", recipe).step == 12
     assert caplog.messages == ["already finished at step 12"]
 
