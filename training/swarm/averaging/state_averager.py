@@ -30,6 +30,7 @@ from training.swarm.averaging.state_validation import (
     check_epoch,
     check_near,
     check_state,
+    copy_all,
     sign_state,
     state_signer,
     tensors_sha256,
@@ -49,7 +50,8 @@ PROCESS_GRACE_S = 30.0  # how much longer than a download may take to wait for t
 class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
     """Averages the weights, tracks the step that they belong to, serves the state, and downloads it from others.
 
-    The state is the weights and the optimizer's statistics.
+    The state is the weights and the optimizer's statistics. The optimizer works on copies of the model's parameters,
+    which are the averaged tensors too.
 
     Args:
         lr_of_epoch: maps an epoch to the learning rate of the step that follows it.
@@ -81,7 +83,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         self._received_bytes = mp.Value("q", 0)
         self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
         self._snapshot_lock = threading.Lock()
-        super().__init__(**options)
+        super().__init__(offload_optimizer=True, custom_gradients=True, initialize_optimizer=False, **options)
         self._update_scheduler()
 
     def _update_scheduler(self) -> None:
@@ -366,13 +368,9 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         if self.validate is not None:
             self.validate(parameters)
         with self.lock_optimizer, self.lock_averaged_tensors:
-            for tensor, received in zip(own, tensors, strict=True):
-                tensor.copy_(received)
+            copy_all(own, tensors)
             self.downloads += 1
-        if self.offload_optimizer:
-            self._apply_optimizer_parameters_()
-        if not self.reuse_tensors:
-            self._load_local_tensors_into_averager_()
+        self._apply_optimizer_parameters_()
         self.local_epoch = metadata["epoch"]
         self.mark_current()
         self._update_scheduler()

@@ -201,23 +201,24 @@ def test_a_donor_follows_most_of_those_it_computed_with_and_a_lone_one_a_single_
     assert epoch_of_trainers(dict(enumerate(said)), own) == epoch
 
 
-@pytest.fixture
-def state_averager():
+def resting_state_averager(last_epoch, dht=None, **options):
     """A state averager without its process, over one parameter that SGD moves."""
-    parameter = torch.nn.Parameter(torch.zeros(5))
     return SwarmStateAverager(
-        dht=None,
+        dht=dht,
         prefix="test",
-        params=[parameter],
+        params=[torch.nn.Parameter(torch.zeros(5))],
         optimizer=partial(torch.optim.SGD, lr=0.0),
-        offload_optimizer=True,
-        custom_gradients=True,
-        initialize_optimizer=False,
         lr_of_epoch=lambda epoch: 0.0,
-        last_epoch=100,
+        last_epoch=last_epoch,
         client_mode=True,
         start=False,
+        **options,
     )
+
+
+@pytest.fixture
+def state_averager():
+    return resting_state_averager(last_epoch=100)
 
 
 def step_control():

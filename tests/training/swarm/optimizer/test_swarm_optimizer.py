@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from functools import partial
 from itertools import repeat
 from multiprocessing import Process
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from dalle_lean.progress import silent
+from tests.training.swarm.averaging.test_averagers import resting_state_averager
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
-from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.averaging.state_validation import (
     StateRefused,
     check_epoch,
@@ -38,21 +37,7 @@ STRANGERS = [PeerID(bytes([0x12, 0x20]) + bytes([number]) * 32) for number in (1
 
 @pytest.fixture
 def averager(dht):
-    """A state averager without its process."""
-    return SwarmStateAverager(
-        dht=dht,
-        prefix="test",
-        params=[torch.nn.Parameter(torch.zeros(5))],
-        optimizer=partial(torch.optim.SGD, lr=0.0),
-        offload_optimizer=True,
-        custom_gradients=True,
-        initialize_optimizer=False,
-        lr_of_epoch=lambda epoch: 0.0,
-        last_epoch=LAST,
-        host=HostPeers(donors=frozenset({DONOR})),
-        client_mode=True,
-        start=False,
-    )
+    return resting_state_averager(LAST, dht, host=HostPeers(donors=frozenset({DONOR})))
 
 
 @pytest.fixture
