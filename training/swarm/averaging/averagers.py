@@ -180,11 +180,10 @@ class RuleRunner(AllReduceRunner):
         self.answers: dict[PeerID, deque[averaging_pb2.AveragingData]] = defaultdict(deque)
         """From reducers that are not trusted, until they are registered."""
         self.receipts: dict[PeerID, Receipt] = {}  # for the latest part of each reducer that is not trusted
-        tensors = self.tensor_part_container.local_tensors
-        norm, values = torch.tensor([tensor.norm() for tensor in tensors]).norm(), sum(map(torch.numel, tensors))
-        self.root_mean_square = float(norm) / math.sqrt(max(1, values))
-        self.failed: set[PeerID] = set()  # reducers whose parts this peer replaces with its own
         container = self.tensor_part_container
+        norm = torch.nn.utils.get_total_norm(container.local_tensors)
+        self.root_mean_square = float(norm) / math.sqrt(max(1, container.total_size))
+        self.failed: set[PeerID] = set()  # reducers whose parts this peer replaces with its own
         self._register, self._register_failed = container.register_processed_part, container.register_failed_reducer
         container.register_processed_part, container.register_failed_reducer = self.register, self.register_failed
 

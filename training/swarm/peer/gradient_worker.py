@@ -79,8 +79,7 @@ class StepWorker:
             return loss if math.isfinite(grad_norm) and not rescaled else math.nan
         loss_nats = float(self.gradients.accumulate_gradient(share, crop))
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norms = torch.stack([gradient.norm() for gradient in gradients])
-        finite = math.isfinite(loss_nats) and bool(torch.isfinite(norms).all())
+        finite = math.isfinite(loss_nats) and math.isfinite(torch.nn.utils.get_total_norm(gradients))
         scales = self.model.scales
         if scales is not None and not scales.update(self.processes.any_of_each):
             self.rescaled += finite and not scales.exhausted
