@@ -3,8 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -84,13 +83,9 @@ class HostFirstKeys(GroupKeyManager):
 class HostFirstLeaders(PotentialLeaders):
     """Keeps peers that may not lead from declaring themselves as leaders."""
 
-    @asynccontextmanager
-    async def begin_search(
-        self, step: StepControl, key_manager: HostFirstKeys, declare: bool = True
-    ) -> AsyncIterator[PotentialLeaders]:
+    def begin_search(self, step: StepControl, key_manager: HostFirstKeys, declare: bool = True) -> Any:
         may_lead = key_manager.begin_search()
-        async with super().begin_search(step, key_manager, declare=declare and may_lead):
-            yield self
+        return super().begin_search(step, key_manager, declare=declare and may_lead)
 
 
 class UnreliablePeers:
