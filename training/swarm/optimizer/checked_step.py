@@ -21,7 +21,6 @@ class CheckedStep(torch.optim.Optimizer):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.skipped_steps = 0
-        self.grad_norm = math.nan
         self.held = False
         """Whether the next step changes nothing, because nobody contributed a gradient."""
         self.failure: Exception | None = None
@@ -33,8 +32,7 @@ class CheckedStep(torch.optim.Optimizer):
             return None
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         try:
-            self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm))
-            if not math.isfinite(self.grad_norm):
+            if not math.isfinite(torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)):
                 self.skipped_steps += 1
                 return None
             return super().step(closure)

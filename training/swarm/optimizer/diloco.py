@@ -10,11 +10,10 @@ the model gets the shared weights only after a step of the swarm or a download.
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from hivemind.optim.grad_averager import GradientAverager
 from torch import Tensor
 
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
@@ -73,9 +72,7 @@ class DilocoOptimizer(SwarmOptimizer):
 
     last_step_share = 0.5  # dozens of inner steps and momentum in one
 
-    def _make_gradient_averager(
-        self, factory: Callable[..., GradientAverager] | None, **options: Any
-    ) -> PseudoGradientAverager:
+    def _make_gradient_averager(self, factory: Any, **options: Any) -> PseudoGradientAverager:
         averager: PseudoGradientAverager = super()._make_gradient_averager(factory, **options)
         averager.shared = [parameter for group in self.opt.param_groups for parameter in group["params"]]
         return averager

@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from dalle_lean.errors import UserError
-from dalle_lean.progress import OnNotice, silent
+from dalle_lean.progress import OnNotice
 from training.swarm.averaging.averagers import has_succeeded
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_averager import SwarmStateAverager
@@ -52,7 +52,7 @@ class SwarmOptimizer(hivemind.Optimizer):
     scheduled_state: Any
     _should_check_synchronization_on_update: bool
 
-    def __init__(self, *, is_donor: bool, load_state_attempts: int, on_notice: OnNotice = silent, **options: Any):
+    def __init__(self, *, is_donor: bool, load_state_attempts: int, on_notice: OnNotice, **options: Any):
         self.is_donor, self.load_state_attempts, self.on_notice = is_donor, load_state_attempts, on_notice
         self.resyncs = 0
         """Downloads of the state."""
@@ -103,20 +103,19 @@ class SwarmOptimizer(hivemind.Optimizer):
             **options,
         )
 
-    def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
+    def step(self, batch_size: int | None = None) -> None:
         """As in hivemind; also raises the exception of a failed background step, and ProcessEnded."""
         self.check_processes()
         # A helper has no weights, so it can jump. After a round it may be one step ahead of all records.
         if self.auxiliary and not 0 <= self.local_epoch - self.tracker.believed_epoch <= 1:
             self.jump_to(int(self.tracker.believed_epoch))
         if self.auxiliary and self.tracker.believed_epoch >= self.tracker.last_epoch:
-            return None  # nobody looks for a group any more
+            return  # nobody looks for a group any more
         if self.was_solo:
             self.refresh_progress()
-        loss = super().step(closure, batch_size, grad_scaler)
+        super().step(batch_size=batch_size)
         if self.opt.failure is not None:
             raise self.opt.failure
-        return loss
 
     def check_processes(self) -> None:
         """ProcessEnded unless the processes that hivemind started are alive; a peer cannot take part without them."""
@@ -212,7 +211,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.opt.held, self.had_company = False, True
         super()._load_averaged_gradients_into_optimizer_()
 
-    def load_state_from_peers(self, **options: Any) -> None:
+    def load_state_from_peers(self) -> None:
         """As in hivemind, but with limits: OutOfSync after `load_state_attempts`.
 
         The same limit applies to downloads in a row after which this peer is behind again.
@@ -239,8 +238,7 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.state_averager.skip_to(newest)
                 self.state_averager._update_scheduler()
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
-            if self.grad_averager is not None:
-                self.grad_averager.reset_accumulated_grads_()
+            self.grad_averager.reset_accumulated_grads_()
             if not self.client_mode:
                 self.state_averager.state_sharing_priority = self.local_epoch
 

@@ -52,7 +52,10 @@ def newcomer(dht, averager, monkeypatch):
     optimizer.tracker = SwarmTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
     optimizer.state_averager = averager
     optimizer.is_donor, optimizer.client_mode = False, True
-    optimizer.grad_averager = optimizer.scheduled_grads = None
+    optimizer.grad_averager = SimpleNamespace(
+        reset_accumulated_grads_=lambda: None, notify_used_averaged_gradients=lambda: None
+    )
+    optimizer.scheduled_grads = None
     optimizer.load_state_attempts, optimizer.load_state_timeout = 5, 10.0
     optimizer.resyncs = optimizer.resyncs_in_row = 0
     optimizer._should_check_synchronization_on_update = False
@@ -202,7 +205,7 @@ def test_a_donor_that_missed_another_step_waits_for_the_next_group(donor, monkey
 def test_a_helper_looks_for_no_group_after_the_last_step(newcomer, monkeypatch, donors_at, steps):
     dht, taken = newcomer.state_averager.dht, []
     tracker = HelperTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
-    monkeypatch.setattr(hivemind.Optimizer, "step", lambda *_: taken.append("step"))
+    monkeypatch.setattr(hivemind.Optimizer, "step", lambda *_, **__: taken.append("step"))
     monkeypatch.setattr(newcomer, "check_processes", lambda: None)
     newcomer.tracker, newcomer.auxiliary, newcomer.was_solo = tracker, True, False
     newcomer.opt.failure = None
@@ -313,7 +316,6 @@ def test_who_is_left_alone_says_so_once_and_counts_its_steps(newcomer):
     notices = []
     newcomer.on_notice = notices.append
     newcomer.solo_steps, newcomer.had_company = 0, True
-    newcomer.grad_averager = SimpleNamespace(notify_used_averaged_gradients=lambda: None)
     said(newcomer.tracker, record(0))
     said(newcomer.tracker)
     for _ in range(3):
@@ -324,7 +326,6 @@ def test_who_is_left_alone_says_so_once_and_counts_its_steps(newcomer):
 
 def test_who_trains_alone_from_the_start_has_no_solo_steps(newcomer):
     newcomer.solo_steps, newcomer.had_company = 0, False
-    newcomer.grad_averager = SimpleNamespace(notify_used_averaged_gradients=lambda: None)
     said(newcomer.tracker)
     newcomer._load_local_gradients_into_optimizer()
     assert newcomer.solo_steps == 0
