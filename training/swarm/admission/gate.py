@@ -81,12 +81,10 @@ class Gate:
             raise Refused("banned")
         return shown
 
-    def admitted_pass(self, peer: str) -> Pass | None:
-        """The pass that the peer has shown to this process, if it is still valid."""
+    def is_admitted(self, peer: str) -> bool:
+        """Whether the peer has shown this process a pass that is still valid."""
         shown = self.admitted.get(peer)
-        if shown is None or shown.ends < time.time() or self.is_banned(shown):
-            return None
-        return shown
+        return shown is not None and shown.ends >= time.time() and not self.is_banned(shown)
 
     def check_ban(self, peer: str) -> None:
         """Refused if the peer is banned, as far as this process knows."""

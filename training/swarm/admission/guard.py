@@ -45,7 +45,7 @@ class GuardedClient:
                 if not proto.startswith(PUBLIC):
                     shown, request = unframed(request)
                     self.gate.check(caller, shown)
-                self.limits.count_call(caller, known=self.gate.admitted_pass(caller) is not None)
+                self.limits.count_call(caller, known=self.gate.is_admitted(caller))
             except Refused:
                 self.gate.count_refusal()
                 raise
@@ -70,7 +70,7 @@ class GuardedClient:
             with closing(writer), ExitStack() as open_streams:
                 try:
                     open_streams.enter_context(self.limits.stream(caller))
-                    with self.limits.handshake(known=self.gate.admitted_pass(caller) is not None):
+                    with self.limits.handshake(known=self.gate.is_admitted(caller)):
                         writer.write(framed(self.gate.own_statement))
                         self.gate.check(caller, await asyncio.wait_for(read_frame(reader), HANDSHAKE_S))
                     self.limits.count_call(caller, known=True)
