@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Self
 
 from cryptography.exceptions import InvalidSignature
@@ -43,16 +44,14 @@ class SigningKey:
         """Read a key file; a missing one is created, readable by this user only."""
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            fresh.unlink(missing_ok=True)
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(
-                    Ed25519PrivateKey.generate().private_bytes(
-                        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-                    )
-                )
+            private = Ed25519PrivateKey.generate().private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            with NamedTemporaryFile(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent, delete=False) as file:
+                file.write(private)
+                file.flush()
                 os.fsync(file.fileno())
-            os.replace(fresh, path)
+            os.replace(file.name, path)
         return cls.load(path)
 
     def sign(self, kind: str, content: Any) -> bytes:
