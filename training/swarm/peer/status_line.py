@@ -52,9 +52,9 @@ class PeerStatus:
         for words in ([*full, long], [*full, mine], [rate, loss, mine], [rate], []):
             tail = "  ".join(filter(None, [gathered, *words]))
             room = width - len(head) - len(tail) - 3
-            if room >= MIN_BAR_COLUMNS or not words:
-                return f"{head} {bar(share, room)} {tail}"[:width]
-        raise AssertionError
+            if room >= MIN_BAR_COLUMNS:
+                break
+        return f"{head} {bar(share, room)} {tail}"[:width]
 
 
 @dataclass(frozen=True, kw_only=True)
