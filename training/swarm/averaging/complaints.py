@@ -69,9 +69,8 @@ class Complaints:
     def round_over(self, group: bytes, members: Sequence[PeerID], receipts: Receipts) -> None:
         """Called after a round; exchanges records in the background when due."""
         self.enough = max(LEAST_COMPLAINTS, len(members) // 2 + 1)
-        for peer in members:
-            self.met.pop(peer, None)
-        self.met = dict(list((self.met | dict.fromkeys(members)).items())[-MAX_MET:])
+        earlier = [peer for peer in self.met if peer not in members]
+        self.met = dict.fromkeys([*earlier, *members][-MAX_MET:])
         if receipts:
             self.receipts[group] = receipts
             for old in list(self.receipts)[:-KEPT_GROUPS]:
