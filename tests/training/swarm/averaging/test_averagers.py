@@ -227,13 +227,18 @@ def step_control():
     return control
 
 
-def round_of(state_averager, fails=False):
-    """This peer's options in a round of weight averaging that was scheduled before the step."""
+def succeed(control):
+    control.set_result({})
+
+
+def fail(control):
+    control.set_exception(ValueError())
+
+
+def round_of(state_averager, end=succeed):
+    """This peer's options in a round of weight averaging that was scheduled before the step; `end` ends it."""
     control = step_control()
-    if fails:
-        control._trigger.add_done_callback(lambda _: control.set_exception(ValueError()))
-    else:
-        control._trigger.add_done_callback(lambda _: control.set_result({}))
+    control._trigger.add_done_callback(lambda _: end(control))
     state_averager._do(None, False, False, True, control, None, True, timeout=5.0)
     return control
 
@@ -241,22 +246,18 @@ def round_of(state_averager, fails=False):
 def test_weights_that_became_stale_after_their_round_was_found_count_for_nothing_in_it(state_averager):
     assert round_of(state_averager).weight == 1.0
     state_averager.skip_to(3)
-    assert round_of(state_averager, fails=True).weight == STALE_WEIGHT
+    assert round_of(state_averager, fail).weight == STALE_WEIGHT
     assert round_of(state_averager).weight == STALE_WEIGHT
     assert round_of(state_averager).weight == 1.0
 
 
 def test_weights_stay_stale_where_the_average_was_not_taken(state_averager):
-    state_averager.skip_to(3)
-    state_averager._dropped_tensors.value = 0
-    control = step_control()
-
-    def refuse(_):
+    def refuse(control):
         state_averager._dropped_tensors.value += 1
-        control.set_result({})
+        succeed(control)
 
-    control._trigger.add_done_callback(refuse)
-    state_averager._do(None, False, False, True, control, None, True, timeout=5.0)
+    state_averager.skip_to(3)
+    round_of(state_averager, refuse)
     assert state_averager.stale
 
 
@@ -282,7 +283,7 @@ def test_a_state_is_handed_out_under_the_step_of_its_weights(state_averager):
     state_averager._update_scheduler()
     assert step_handed_out() == 7
     state_averager.local_epoch += 1
-    round_of(state_averager, fails=True)
+    round_of(state_averager, fail)
     assert step_handed_out() == 8
     round_of(state_averager)  # with theirs
     assert step_handed_out() == 10

@@ -29,7 +29,7 @@ from training.swarm.host.host_gate import ban_proven
 from training.swarm.network.owner_keys import owner_key, owner_peer
 from training.swarm.network.run_records import MAX_VALUE_BYTES
 
-GHOST = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+GHOST = PeerID.from_base58("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")
 
 
 class Board:
@@ -87,7 +87,7 @@ def hours_later(monkeypatch):
 def complaining(run, count, **options):
     members = [run.member(f"complaining {number}", **options) for number in range(count)]
     for member in members:
-        member.unreliable.update([], [PeerID.from_base58(GHOST)])
+        member.unreliable.update([], [GHOST])
     exchange(*members)
     return members
 
@@ -97,7 +97,7 @@ def test_a_peer_waits_when_enough_admitted_peers_complain(run, count, admitted, 
     complaining(run, count, admitted=admitted)
     listener = run.member("listener")
     exchange(listener)
-    assert listener.unreliable.is_avoided(PeerID.from_base58(GHOST)) == left_out
+    assert listener.unreliable.is_avoided(GHOST) == left_out
     assert listener.unreliable.in_backoff() == []  # and it does not repeat the complaints of others
 
 
@@ -107,7 +107,7 @@ def test_one_peer_counts_once_whatever_it_says(run):
     listener = run.member("listener")
     listener.enough = 2
     exchange(listener)
-    assert not listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
+    assert not listener.unreliable.is_avoided(GHOST)
 
 
 def test_a_copied_pass_admits_no_complaint(run):
@@ -117,7 +117,7 @@ def test_a_copied_pass_admits_no_complaint(run):
         run.board.records[owner_key(run.board.node())] = said
     listener = run.member("listener")
     exchange(listener)
-    assert not listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
+    assert not listener.unreliable.is_avoided(GHOST)
 
 
 @pytest.mark.parametrize(("members", "enough"), [(1, 2), (2, 2), (3, 2), (4, 3), (7, 4), (10, 6)])
@@ -133,7 +133,7 @@ def test_complaints_expire(run, monkeypatch):
     listener = run.member("listener")
     exchange(listener)
     hours_later(monkeypatch)
-    assert not listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
+    assert not listener.unreliable.is_avoided(GHOST)
 
 
 def receipt(node, digest, group=b"group"):
@@ -308,7 +308,7 @@ def test_a_record_of_nonsense_is_passed_over(run, said, caplog):
     complaining(run, 3)
     listener = given(run.member("listener"), run.board.node(), b"1")
     exchange(listener)
-    assert listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
+    assert listener.unreliable.is_avoided(GHOST)
 
 
 def test_the_longest_record_has_room(run):
@@ -319,9 +319,7 @@ def test_the_longest_record_has_room(run):
 
     told = run.member("told")
     told.dht.store = store
-    told.unreliable.update(
-        [], [PeerID.from_base58(GHOST)] + [PeerID(bytes([n]) * 34) for n in range(2 * MAX_COMPLAINTS)]
-    )
+    told.unreliable.update([], [GHOST] + [PeerID(bytes([n]) * 34) for n in range(2 * MAX_COMPLAINTS)])
     told.receipts[b"g" * 20] = {
         PeerID(bytes([n]) * 34): receipt(run.board.node(), b"1" * 32) for n in range(MAX_REDUCERS + 1)
     }
