@@ -102,10 +102,10 @@ class PassIssuer:
     def current_pass(self, asked: Application) -> Pass | None:
         """The pass to renew, even if it expired a while ago; under LIST only if the member is still listed."""
         try:
-            current = self.gate.verify(asked.peer, decoded(asked.current)) if asked.current else None
+            current = self.gate.verify(asked.peer, decoded(asked.current))
         except (Forged, Refused):
             return None
-        if current is None or current.ends + MAX_ABSENCE_S < time.time() or len(current.sponsors) > MAX_SPONSORS:
+        if current.ends + MAX_ABSENCE_S < time.time() or len(current.sponsors) > MAX_SPONSORS:
             return None
         if self.policy == LIST and not current.invite and not self.is_listed(asked.peer):
             return None
