@@ -33,10 +33,7 @@ def make_lamb(settings: SwarmSettings, groups: Any) -> SwarmLamb:
     """The run's LAMB over the groups of `parameter_groups`, on the CPU."""
     recipe = settings.recipe.optimizer
     chosen = {name: getattr(recipe, name) for name in LAMB_ONLY}
-    beta_mean, beta_square = recipe.betas
-    return SwarmLamb(
-        groups, lr=0.0, betas=(beta_mean, beta_square), eps=recipe.eps, clip_norm=recipe.clip_norm, **chosen
-    )
+    return SwarmLamb(groups, lr=0.0, betas=recipe.betas, eps=recipe.eps, clip_norm=recipe.clip_norm, **chosen)
 
 
 def swarm_optimizer(
