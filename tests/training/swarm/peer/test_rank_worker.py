@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import weakref
@@ -19,6 +18,7 @@ from tests.training.swarm.harness import TIMING, make_settings
 from training.data.catalog import find_shards
 from training.run.processes import Processes
 from training.swarm.config import WireSection, write_settings
+from training.swarm.network.addresses import free_ports
 from training.swarm.optimizer.build import lr_of_epoch, make_lamb
 from training.swarm.peer import rank_worker
 from training.swarm.peer.gradient_worker import GradientWorker
@@ -30,9 +30,7 @@ BATCH_SIZE, STEPS = 4, 3
 
 def launch(folder, *arguments):
     """Rank 0 and rank 1 of tests/training/swarm/rank.py, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     processes = []
     for rank in range(2):
         environment = {
@@ -81,17 +79,13 @@ def learn_alone(settings, folder, peer, learnt):
     return torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]]).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 @pytest.mark.parametrize(
     "wire",
     [
-        pytest.param(WireSection(compression="fp32", delayed=False, inner_steps=1), marks=pytest.mark.slow),
-        pytest.param(
-            WireSection(
-                mode="diloco", compression="fp32", delayed=False, inner_steps=3, outer_lr=1.0, outer_momentum=0.0
-            ),
-            marks=pytest.mark.slow,
-        ),
+        WireSection(compression="fp32", delayed=False, inner_steps=1),
+        WireSection(mode="diloco", compression="fp32", delayed=False, inner_steps=3, outer_lr=1.0, outer_momentum=0.0),
     ],
     ids=["gradients", "diloco"],
 )
