@@ -6,8 +6,7 @@ import shlex
 
 import pytest
 
-from dalle_lean.cli import main
-from tests.training.conftest import write_shards
+from tests.training.swarm.host.small_run import ON_LOOPBACK, run_program
 from training.commands.admission import new_invite, run_key_of
 from training.run.recipe import load_recipe
 from training.swarm.admission.bans import Bans
@@ -16,19 +15,13 @@ from training.swarm.config import read_settings, write_settings
 from training.swarm.host.host_gate import run_key_file
 from training.swarm.host.run_setup import make_run
 
-LOOPBACK = {"port": 0, "announce": "127.0.0.1", "listen": "127.0.0.1"}
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("shards") / "train")
 
 
 @pytest.fixture
 def make(shards, tmp_path):
     def made(**options):
-        return make_run(tmp_path / "run", str(shards), load_recipe("tiny"), on_notice=print, **LOOPBACK, **options)
+        return make_run(tmp_path / "run", str(shards), load_recipe("tiny"), on_notice=print, **ON_LOOPBACK, **options)
 
     return made
 
@@ -44,10 +37,9 @@ def without_key(run_dir):
 
 def run(capsys, *arguments):
     """The exit code and the output."""
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
+    code = run_program(*map(str, arguments))
     said = capsys.readouterr()
-    return end.value.code, re.sub(r"\s+", " ", said.out + said.err)
+    return code, re.sub(r"\s+", " ", said.out + said.err)
 
 
 def test_a_new_run_has_a_key_that_only_its_host_can_read_and_keeps(make, tmp_path):
