@@ -70,6 +70,14 @@ def averager(network):
     made.shutdown()
 
 
+@pytest.fixture
+def visitor(averager):
+    """A stranger that knows the averager's address."""
+    node = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, must_bootstrap=False)
+    yield node
+    node.shutdown()
+
+
 def put(node, key):
     return node.store(key, 1, get_dht_time() + 60)
 
@@ -136,16 +144,12 @@ def test_a_stranger_is_refused_by_every_call_of_the_dht(network, stranger, name)
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stranger_is_refused_by_every_call_of_an_averager(network, averager, name):
-    stranger = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, must_bootstrap=False)
+def test_a_stranger_is_refused_by_every_call_of_an_averager(averager, visitor, name):
     before, answer, calls = averager.gate.refused, b"", 0
-    try:
-        handle = f"run_grad::DecentralizedAverager.{name}"
-        sent = partial(call, peer=averager.peer_id, handle=handle, content=protobuf(STREAMS[name]), is_stream=True)
-        while not answer and calls < 3:  # libp2p's daemon may close a refused stream before it has passed on the answer
-            answer, calls = run_in_node(stranger, sent), calls + 1
-    finally:
-        stranger.shutdown()
+    handle = f"run_grad::DecentralizedAverager.{name}"
+    sent = partial(call, peer=averager.peer_id, handle=handle, content=protobuf(STREAMS[name]), is_stream=True)
+    while not answer and calls < 3:  # libp2p's daemon may close a refused stream before it has passed on the answer
+        answer, calls = run_in_node(visitor, sent), calls + 1
     assert answer.endswith(b"this machine has no pass for this run; join it by its address")
     assert len(answer) < 1000  # the averager's own pass, and the refusal
     assert averager.gate.refused == before + calls
@@ -200,16 +204,11 @@ async def knock(_, node, peer, handle, count):
     return sum(not reader.at_eof() and not reader._buffer.endswith(b"code") for _, reader, _ in opened)
 
 
-def test_streams_that_say_nothing_are_closed(network, averager):
-    strangers = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, must_bootstrap=False)
-    before = averager.gate.refused
-    try:
-        handle = "run_grad::DecentralizedAverager.rpc_download_state"
-        count = MAX_HANDSHAKES + 50
-        run_in_node(strangers, partial(knock, peer=averager.peer_id, handle=handle, count=count))
-        wait_for(lambda: averager.gate.refused >= before + count, SOON_S, "the refusals")
-    finally:
-        strangers.shutdown()
+def test_streams_that_say_nothing_are_closed(averager, visitor):
+    before, count = averager.gate.refused, MAX_HANDSHAKES + 50
+    handle = "run_grad::DecentralizedAverager.rpc_download_state"
+    run_in_node(visitor, partial(knock, peer=averager.peer_id, handle=handle, count=count))
+    wait_for(lambda: averager.gate.refused >= before + count, SOON_S, "the refusals")
 
 
 async def flood(_, node, peer, count):
