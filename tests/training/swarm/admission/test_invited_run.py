@@ -4,62 +4,41 @@ import dataclasses
 import re
 import shutil
 import signal
-import subprocess
 
 import pytest
 
-from tests.children import PROGRAM, kill_family, start
-from tests.training.conftest import write_shards
-from tests.training.swarm.harness import TIMING, wait_for
+from tests.training.swarm.harness import TIMING
+from tests.training.swarm.host.small_run import ON_LOOPBACK, PATIENCE_S, Hosted, until
 from training.run.recipe import load_recipe
 from training.swarm.config import read_settings
 from training.swarm.host.run_setup import make_run
-from training.swarm.host.status import read_status
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]
-LOOPBACK = {"port": 0, "announce": "127.0.0.1", "listen": "127.0.0.1"}
-TIMEOUT_S = 240.0
-"""Imports alone take a while next to other tests."""
 
 
-class People:
-    """The participants' processes, and their output."""
+class People(Hosted):
+    """A hosted run and its participants' processes, whose output lies in files of their names."""
 
-    def __init__(self, folder):
-        self.folder, self.started = folder, []
+    def __init__(self, run_dir):
+        super().__init__(run_dir)
+        self.folder, self.addresses = run_dir.parent, read_settings(run_dir).swarm.addresses
 
-    def start(self, name, *arguments):
-        with open(self.folder / f"{name}.out", "ab") as output:
-            process = start(
-                [*PROGRAM, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        self.started.append(process)
-        return process
+    def begin(self, name, *arguments):
+        return self.start(*map(str, arguments), output=self.folder / f"{name}.out")
 
     def run(self, name, *arguments):
         """Its exit code."""
-        return self.start(name, *arguments).wait(TIMEOUT_S)
+        return self.begin(name, *arguments).wait(PATIENCE_S)
 
-    def said(self, name):
+    def output_of(self, name):
         return (self.folder / f"{name}.out").read_text(errors="replace")
-
-    def close(self):
-        for process in self.started:
-            kill_family(process)
 
 
 @pytest.fixture(scope="module")
-def people(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("invited")
-    shards = write_shards(folder / "shards")
-    people = People(folder)
-    people.run_dir = folder / "run"
+def people(shards, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("invited") / "run"
     make_run(
-        people.run_dir,
+        run_dir,
         str(shards),
         load_recipe("tiny").override(steps=500, batch_size=32),
         timing=dataclasses.replace(
@@ -67,31 +46,22 @@ def people(tmp_path_factory):
         ),
         admission="invite",
         on_notice=print,
-        **LOOPBACK,
+        **ON_LOOPBACK,
     )
-    (people.run_dir / ".run.lock").touch()
-    people.addresses = read_settings(people.run_dir).swarm.addresses
-    people.host = people.start("host", "host", people.run_dir)
-    try:
-        wait_for(lambda: "dalle-lean invite" in people.said("host"), TIMEOUT_S, "the host")
+    (run_dir / ".run.lock").touch()
+    with People(run_dir) as people:
+        until("the host", lambda: people.said("dalle-lean invite"))
         yield people
-    finally:
-        people.close()
-        for path in [*folder.glob("*.out"), *people.run_dir.glob("logs/*.log"), *folder.glob("*/log")]:
-            print(f"== {path}\n{path.read_text(errors='replace')[-3000:]}")
+        people.report()
 
 
 def join_options(people, name):
     return (*people.addresses, "--client", "--batch-size", "8", "--folder", people.folder / name)
 
 
-def step_of(people):
-    return read_status(people.run_dir, "donor-0").get("step") or 0
-
-
 def test_who_is_not_invited_reads_why_and_whom_to_ask(people):
     assert people.run("uninvited", "join", *join_options(people, "uninvited")) == 2
-    last = people.said("uninvited").splitlines()[-1]
+    last = people.output_of("uninvited").splitlines()[-1]
     assert last == (
         "error: admission: the run admits only machines that its host has invited; "
         "ask the host for a code and pass it with --code"
@@ -102,20 +72,20 @@ def test_who_is_not_invited_reads_why_and_whom_to_ask(people):
 def anna(people):
     """An invited volunteer with a `code`."""
     assert people.run("invite", "invite", people.run_dir, "--name", "Anna") == 0
-    [code] = re.findall(r"--code\s+(\S+)", people.said("invite"))
-    anna = people.start("anna", "join", *join_options(people, "anna"), "--code", code)
+    [code] = re.findall(r"--code\s+(\S+)", people.output_of("invite"))
+    anna = people.begin("anna", "join", *join_options(people, "anna"), "--code", code)
     anna.code = code
     return anna
 
 
 def test_who_is_invited_trains(people, anna):
-    wait_for(lambda: step_of(people) >= 1 or anna.poll() is not None, TIMEOUT_S, "a step")
+    until("a step", lambda: people.step() >= 1 or anna.poll() is not None)
     assert anna.poll() is None
 
 
 def test_a_code_that_was_used_lets_nobody_else_in(people, anna):
     assert people.run("replayed", "join", *join_options(people, "replayed"), "--code", anna.code) == 2
-    assert "the code has admitted as many machines as it allows" in people.said("replayed")
+    assert "the code has admitted as many machines as it allows" in people.output_of("replayed")
 
 
 def test_the_host_sees_passes_and_what_was_refused(people, anna):
@@ -123,21 +93,21 @@ def test_the_host_sees_passes_and_what_was_refused(people, anna):
 
     def sees_passes(*source):  # not while the trainer's record is on its way
         assert people.run("monitor", "monitor", *source, *watch) == 0
-        return re.search(r"\d+ passes", people.said("monitor"))
+        return re.search(r"\d+ passes", people.output_of("monitor"))
 
-    wait_for(lambda: sees_passes(people.run_dir), TIMEOUT_S, "a monitor that sees a trainer")
+    until("a monitor that sees a trainer", lambda: sees_passes(people.run_dir))
     shutil.rmtree(people.folder / "watch")
     assert sees_passes(*people.addresses, "--run-dir", people.run_dir)  # as the process of the host's page
 
 
 def test_a_ban_of_a_code_ends_who_came_with_it(people, anna):
     assert people.run("ban", "ban", people.run_dir, anna.code) == 0
-    assert anna.wait(TIMEOUT_S) == 2
+    assert anna.wait(PATIENCE_S) == 2
     refusal = "admission: the host has banned this machine, or the code that it joined with; ask the run's host why"
-    assert people.said("anna").splitlines()[-1].endswith(refusal)
+    assert people.output_of("anna").splitlines()[-1].endswith(refusal)
     assert people.host.poll() is None
 
 
 def test_the_host_ends_cleanly(people):
     people.host.send_signal(signal.SIGINT)
-    assert people.host.wait(TIMEOUT_S) == 130
+    assert people.host.wait(PATIENCE_S) == 130
