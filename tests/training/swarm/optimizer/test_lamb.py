@@ -61,17 +61,15 @@ def test_a_step_that_is_held_changes_nothing(parameters):
 
 
 def test_what_its_state_is_made_of_is_known_before_the_first_step(parameters):
+    def shapes():
+        states = (lamb.state[parameter].items() for parameter in parameters)
+        return [{name: value.shape for name, value in state if torch.is_tensor(value)} for state in states]
+
     lamb = SwarmLamb(parameters, clip_norm=4.0, **SETTINGS)
-    shapes = [
-        {name: value.shape for name, value in lamb.state[parameter].items() if torch.is_tensor(value)}
-        for parameter in parameters
-    ]
+    before = shapes()
     set_gradients(parameters, 1.0, 0)
     lamb.step()
-    assert shapes == [
-        {name: value.shape for name, value in lamb.state[parameter].items() if torch.is_tensor(value)}
-        for parameter in parameters
-    ]
+    assert shapes() == before
 
 
 def test_what_ends_a_step_in_the_background_is_kept(parameters):
