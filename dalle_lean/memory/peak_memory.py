@@ -45,8 +45,18 @@ class Bytes:
         return sum(self.by_kind().values())
 
     def by_kind(self) -> dict[str, int]:
-        return dict(vars(self))
+        """By names of the kinds that people read."""
+        return {KIND_NAMES.get(kind, kind.replace("_", " ")): count for kind, count in vars(self).items()}
 
+
+KIND_NAMES = {
+    "gradient_buffers": "gradients being summed",
+    "master_weights": "float32 copies of weights",
+    "layer": "backward of one layer",
+    "copies": "low-precision weights, position table",
+    "transfer": "transfer to the optimizer",
+}
+"""Of those fields of Bytes whose own names say too little."""
 
 PeakPoint = tuple[str, Bytes]
 """The name of a point, and its bytes besides weights, their gradients and the optimizer's."""

@@ -103,7 +103,7 @@ def report_lines(report: CostReport) -> list[str]:
     for kind in cost.device.by_kind():
         values = [column[kind] for column in columns.values()]
         if any(values):
-            lines.append(row(kind.replace("_", " "), *(human_bytes(value) if value else "-" for value in values)))
+            lines.append(row(kind, *(human_bytes(value) if value else "-" for value in values)))
     totals = [cost.device.total, *([cost.host.total] if offloaded else [])]
     lines += [row("sum at the peak", *(human_bytes(total) for total in totals)), ""]
     lines.append(f"memory peaks in the {cost.moment}")
@@ -117,4 +117,4 @@ def report_lines(report: CostReport) -> list[str]:
 
 
 def row(name: str, *values: str) -> str:
-    return f"{name:<18}" + "".join(f"{value:>12}" for value in values)
+    return f"{name:<40}" + "".join(f"{value:>12}" for value in values)

@@ -32,12 +32,12 @@ COLOURS = {
     "gradients": "#f58518",
     "optimizer state": "#e45756",
     "activations": "#54a24b",
-    "layer": "#88d27a",
+    "backward of one layer": "#88d27a",
     "logits": "#b279a2",
-    "gradient buffers": "#ffbf79",
-    "copies": "#72b7b2",
-    "master weights": "#9ecae9",
-    "transfer": "#bab0ac",
+    "gradients being summed": "#ffbf79",
+    "low-precision weights, position table": "#72b7b2",
+    "float32 copies of weights": "#9ecae9",
+    "transfer to the optimizer": "#bab0ac",
 }
 ADVICE = """
 The computed size of all tensors at the peak of a step; a GPU's context (about 0.5 GB) and fragmentation come on top.
@@ -192,10 +192,7 @@ def columns(plain: CostReport, chosen: CostReport) -> dict[str, dict[str, int]]:
     shown = {BEFORE: plain.cost.device, AFTER: chosen.cost.device}
     if chosen.cost.host.total:
         shown[HOST] = chosen.cost.host
-    return {
-        where: {kind.replace("_", " "): count for kind, count in parts.by_kind().items()}
-        for where, parts in shown.items()
-    }
+    return {where: parts.by_kind() for where, parts in shown.items()}
 
 
 def bars(shown: dict[str, dict[str, int]]) -> pd.DataFrame:

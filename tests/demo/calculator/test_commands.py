@@ -51,7 +51,8 @@ def test_the_papers_model_on_the_table_and_in_json(capsys):
     assert answer["device_bytes"] == sum(answer["device"].values()) <= 12e9
     assert answer["step_seconds"] == answer["step_flop"] / 1e13
     assert f"largest batch in 12 GB with this plan: {answer['largest_batch']}" in out
-    for words in ("weights", "gradients", "activations", "sum at the peak", "TFLOP", "a step takes"):
+    kinds = ("weights", "gradients", "activations", "low-precision weights, position table", "backward of one layer")
+    for words in (*kinds, "sum at the peak", "TFLOP", "a step takes"):
         assert words in out
 
 

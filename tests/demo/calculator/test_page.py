@@ -69,7 +69,7 @@ def test_switches_change_the_bars_the_batch_and_the_table(visit):
     page.get_by_label("adamw8bit").check()
     page.get_by_label("reversible").check()
     page.locator("#summary").get_by_text("not even one sample plain and a batch of 2 as chosen").wait_for()
-    assert page.locator("#kinds tr").filter(has_text="copies").count() == 1
+    assert page.locator("#kinds tr").filter(has_text="low-precision weights").count() == 1
     rows = page.locator("#holds tr").filter(has_text="gpt2-large")
     assert rows.inner_text().split() == ["gpt2-large", "0", "2"]
     choose(page, "gpt2")
