@@ -84,36 +84,20 @@ def persistent_bytes(
     sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup, muon: Sequence[int] = ()
 ) -> tuple[Bytes, Bytes]:
     """(host, device) bytes that persist from step to step; an offloaded LAMB's are on the host."""
+    is_offloaded = setup.is_lamb and plan.offload_optimizer and setup.device != "cpu"
+    has_masters = setup.is_lamb and plan.master_weights and setup.weight_bytes < 4
     own = Bytes(
         optimizer_state=optimizer_state_bytes(sizes, setup, muon),
-        master_weights=master_bytes(sizes, plan, setup),
-        transfer=transfer_bytes(sizes, plan, setup),
+        master_weights=4 * sum(sizes) if has_masters else 0,
+        # The largest tensor's gradient in float32; without a master copy its weight too.
+        transfer=(4 if has_masters else 8) * max(sizes) if is_offloaded else 0,
     )
     weights = sum(sizes) * setup.weight_bytes
     resident = Bytes(weights=weights, gradients=weights)
-    if is_offloaded(plan, setup):
-        return own, resident
-    return Bytes(), dataclasses.replace(own, weights=weights, gradients=weights)
+    return (own, resident) if is_offloaded else (Bytes(), own + resident)
 
 
-def is_offloaded(plan: MemoryPlan, setup: TrainingSetup) -> bool:
-    """Whether the optimizer's state is on a host that is not the device."""
-    return setup.is_lamb and plan.offload_optimizer and setup.device != "cpu"
-
-
-def master_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> int:
-    """LAMB's float32 copies of low-precision weights: 4 bytes a parameter."""
-    return 4 * sum(sizes) if setup.is_lamb and plan.master_weights and setup.weight_bytes < 4 else 0
-
-
-def transfer_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> int:
-    """The largest tensor's gradient and weight in float32 on the way to an offloaded LAMB: 8 bytes an element, 4 with a
-    master copy."""
-    each = 4 if master_bytes(sizes, plan, setup) else 8
-    return each * max(sizes) if is_offloaded(plan, setup) else 0
-
-
-def optimizer_state_bytes(sizes: Sequence[int], setup: TrainingSetup, muon: Sequence[int] = ()) -> int:
+def optimizer_state_bytes(sizes: Sequence[int], setup: TrainingSetup, muon: Sequence[int]) -> int:
     """Two statistics per parameter, one under Muon.
 
     float32: 8 bytes a parameter (adamw: in the weights' type, plus a step count of 4 bytes a tensor). 8 bits: 2 bytes a
