@@ -17,7 +17,7 @@ from dalle_lean.io.files import (
     fresh_folder,
     link_or_copy,
     read_bytes,
-    read_json,
+    read_format,
     read_text,
     sha256_file,
     sync_files,
@@ -178,9 +178,7 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
     """The content of config.json; ValueError unless every part has a possible size and the recorded SHA-256."""
     folder = Path(folder)
     check_has_config(folder)
-    content = read_json(folder / "config.json")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{folder}/config.json is not of the format {FORMAT}")
+    content = read_format(folder / "config.json", FORMAT)
     parts = content.get("parts")
     if not isinstance(content.get("dalle"), dict) or not isinstance(parts, dict) or WEIGHTS not in parts:
         raise UserError(f"{folder}/config.json does not name the model's configuration and its parts")
