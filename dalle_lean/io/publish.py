@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -89,7 +88,7 @@ def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_pro
     storage.invalidate_cache()
     found = storage.find(root, detail=True)
     sizes = {name.removeprefix(f"{root}/"): about["size"] for name, about in found.items()}
-    before = read_published(partial(storage.cat_file, f"{root}/{PUBLISHED}")) if PUBLISHED in sizes else {}
+    before = read_published(storage.cat_file(f"{root}/{PUBLISHED}")) if PUBLISHED in sizes else {}
     state: dict[str, str | None] = dict.fromkeys([*before, *files])
     for name, sha256 in hashes.items():
         if before.get(name) == sha256 and sizes.get(name) == content_bytes(files[name]):
@@ -145,7 +144,7 @@ def to_hub(files: Files, hashes: Mapping[str, str], destination: str, message: s
     there = set(api.list_repo_files(repo, repo_type=kind))
     before: Mapping[str, str | None] = {}
     if PUBLISHED in there:
-        before = read_published(lambda: Path(api.hf_hub_download(repo, PUBLISHED, repo_type=kind)).read_bytes())
+        before = read_published(Path(api.hf_hub_download(repo, PUBLISHED, repo_type=kind)).read_bytes())
     additions = [hub.CommitOperationAdd(name, source) for name, source in files.items()]
     for first in range(0, len(additions), BATCH_FILES):
         batch = additions[first : first + BATCH_FILES]
@@ -170,10 +169,10 @@ def published_json(state: Mapping[str, str | None]) -> bytes:
     return (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()
 
 
-def read_published(read: Any) -> dict[str, str | None]:
-    """The content of `.published`; UserError unless this program wrote it."""
+def read_published(content: bytes) -> dict[str, str | None]:
+    """The state in `.published`; UserError unless this program wrote it."""
     complaint = f"{PUBLISHED} at the destination is not what this program writes; remove it there"
-    state = parse(json.loads, read().decode("utf-8", errors="replace"), complaint)
+    state = parse(json.loads, content.decode("utf-8", errors="replace"), complaint)
     if not isinstance(state, dict) or not all(isinstance(sha256, str | None) for sha256 in state.values()):
         raise UserError(complaint)
     if any(name.startswith("/") or ".." in name.split("/") for name in state):
