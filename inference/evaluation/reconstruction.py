@@ -7,13 +7,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from dalle_lean.images.files import to_uint8
 from dalle_lean.images.ground import ground_rgb, thing_mask
-from dalle_lean.images.ground import pixels as rgb_pixels
 from dalle_lean.images.vqgan import VQGAN, codebook_use
 from dalle_lean.progress import OnBatch, uncounted
 
@@ -72,7 +70,7 @@ def kept_on_other_ground(vqgan: VQGAN, pictures: Tensor, codes: Tensor, on_batch
     step = vqgan.config.downscale
     repainted, covered = pictures.clone(), torch.zeros(codes.shape, dtype=torch.bool)
     for row, picture in enumerate(pictures):
-        rgb = rgb_pixels(Image.fromarray(picture.permute(1, 2, 0).numpy()))
+        rgb = picture.permute(1, 2, 0).double().numpy()
         mask = torch.from_numpy(thing_mask(rgb))
         other = torch.from_numpy(255 - ground_rgb(rgb).round()).byte()
         repainted[row] = torch.where(mask, picture, other[:, None, None])
