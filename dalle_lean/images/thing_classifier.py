@@ -25,6 +25,7 @@ BLOCKS = (1, 1, 1, 1)
 READ_SIDE = 128  # pixels to which a picture is resized before its thing is cut out
 MAX_THINGS = 100_000
 SIDES = range(32, 513)
+BATCH = 64
 
 
 class ThingClassifier:
@@ -85,9 +86,9 @@ class ThingClassifier:
         return self.scores_of_pixels(torch.stack(things))
 
     @torch.no_grad()
-    def scores_of_pixels(self, pixels: Tensor, batch_size: int = 64) -> Tensor:
+    def scores_of_pixels(self, pixels: Tensor) -> Tensor:
         """Logits [N, T], float32, of cut-out things, uint8 [N, 3, S, S]."""
-        return torch.cat([self.model(self.prepare(batch)).float() for batch in pixels.split(batch_size)])
+        return torch.cat([self.model(self.prepare(batch)).float() for batch in pixels.split(BATCH)])
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """Pixels [N, 3, S, S] in 0..255 -> the model's input, float32 in -1..1."""

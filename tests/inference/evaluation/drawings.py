@@ -65,7 +65,10 @@ HELDOUT = [
     ),
     (line("a cube", "concept", things=["cube"]), discs("white", ("green", 0.5, 0.9))),
 ]
-TRAIN = [(line(f"a {colour} ball"), discs("white", (colour, 0.5, 0.6))) for colour in ("red", "green", "blue")]
+TRAIN = [
+    *((line(f"a {colour} ball"), discs("white", (colour, 0.5, 0.6))) for colour in ("red", "green", "blue")),
+    (line("a ball", kind="plain"), discs("white", ("red", 0.5, 0.9))),
+]
 
 
 def write_data(folder: Path) -> Path:
@@ -78,6 +81,3 @@ def write_data(folder: Path) -> Path:
             lines.append(json.dumps({"file_name": f"{number}.png", **facts}))
         (folder / name / "metadata.jsonl").write_text("\n".join(lines) + "\n")
     return folder
-
-
-TRAIN.append((line("a ball", kind="plain"), discs("white", ("red", 0.5, 0.9))))

@@ -42,7 +42,7 @@ class ByColour(ThingClassifier):
     def __init__(self):
         super().__init__([*COLOURS, "owl"], 32)
 
-    def scores_of_pixels(self, pixels, batch_size=64):
+    def scores_of_pixels(self, pixels):
         middle = pixels[:, :, 12:20, 12:20].float().mean(dim=(2, 3))
         return torch.cat([middle, torch.zeros(len(pixels), 1)], dim=1)
 
@@ -107,7 +107,7 @@ def test_the_thing_competes_with_200_and_with_all_it_knows(tmp_path):
     classifier = ByColour()
     classifier.things = (*classifier.things, *map(str, range(300)))
     classifier.row_of = {thing: row for row, thing in enumerate(classifier.things)}
-    classifier.scores_of_pixels = lambda pixels, batch_size=64: torch.arange(304.0).flip(0).expand(len(pixels), -1)
+    classifier.scores_of_pixels = lambda pixels: torch.arange(304.0).flip(0).expand(len(pixels), -1)
     asked = {"ground": AttributeAccuracy([question("strawberry", tmp_path)], [drawn("red")])}
     found = judge_things("order", classifier, Keeps(), HELD_OUT_PAIRS, single_thing_samples(asked))
     assert [(each.among, each.best_of[1].hits) for each in found] == [(200, 1), (304, 1)]
