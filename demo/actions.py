@@ -16,7 +16,7 @@ import gradio as gr
 from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
-from demo.form import cut_prompt, default_settings, first_rows, new_seed, read_request
+from demo.form import cut_prompt, first_rows, new_seed, read_request
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
@@ -43,13 +43,12 @@ class Actions:
 
     def greet(self) -> Update:
         """The default number of candidates and the estimates, as the machine draws now."""
-        ranked = self.service.generator.scorer is not None
-        num_images = default_settings(self.service)["num_images" if ranked else "best"]
+        num_images = self.service.default_drawn()
         update: Update = {
-            self.parts.status: views.welcome(self.service, num_images),
+            self.parts.status: views.welcome(self.service),
             self.parts.estimate: views.estimate(self.service, num_images),
         }
-        if ranked:
+        if self.service.generator.scorer is not None:
             update[self.parts.inputs["num_images"]] = gr.Slider(value=num_images, info=views.advice(self.service))
         return update
 

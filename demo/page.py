@@ -65,8 +65,7 @@ def add_parts(service: DrawingService, card: bool) -> tuple[SimpleNamespace, Any
         parts.draw = gr.Button("Draw", variant="primary", scale=1, min_width=90, elem_id="draw")
         parts.stop = gr.Button("Stop", scale=1, min_width=90, interactive=False, elem_id="stop")
     examples = gr.Examples(list(EXAMPLES), parts.prompt, label="Try one of these; the last is beyond the bundled model")
-    num_images = default_settings(service)["num_images" if service.generator.scorer else "best"]
-    parts.status = gr.HTML(views.welcome(service, num_images), padding=False, elem_id="status")
+    parts.status = gr.HTML(views.welcome(service), padding=False, elem_id="status")
     # That the prompt was cut, and the words that the model has not learnt.
     parts.unknown = gr.HTML(padding=False, elem_id="unknown")
     # Takes the place of the gallery until the pictures are done.
@@ -110,9 +109,7 @@ def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
             slider(
                 "best", 1, MOST_BEST, 1, "Show the best" if ranked else "Pictures", "How many to show", elem_id="best"
             )
-        parts.estimate = gr.HTML(
-            views.estimate(service, defaults["num_images" if ranked else "best"]), elem_id="estimate"
-        )
+        parts.estimate = gr.HTML(views.estimate(service, service.default_drawn()), elem_id="estimate")
         with gr.Row():
             slider("top_k", 0, codes, 1, "Top-k", "Sample each code from the k most likely; 0 is off")
             slider("top_p", 0, 1, 0.01, "Top-p", "... and from those that make up this probability; 1 is off")

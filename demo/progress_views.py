@@ -15,7 +15,6 @@ from demo.service.drawing_service import LACK_OF_MEMORY, PREVIEWS, Done, Drawing
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.service.scheduler import Busy
 from inference.generator import Generator
-from inference.request import DEFAULT_BEST
 
 QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."
@@ -33,9 +32,9 @@ def explanation(generator: Generator) -> str:
     return f"{drawing}; {html.escape(generator.scorer.name)} ranks the pictures, and you see the best."
 
 
-def welcome(service: DrawingService, num_images: int) -> str:
+def welcome(service: DrawingService) -> str:
     """The status line of a fresh page."""
-    return line(f"Describe in a few words what to draw, then press Enter. {estimate(service, num_images)}")
+    return line(f"Describe in a few words what to draw, then press Enter. {estimate(service, service.default_drawn())}")
 
 
 def estimate(service: DrawingService, num_images: int, guidance: float | None = None) -> str:
@@ -58,17 +57,17 @@ def advice(service: DrawingService) -> str:
 
 def default_count(service: DrawingService) -> str:
     """For the terminal: how many pictures are drawn by default, how long that takes, and why."""
+    count = service.default_drawn()
+    seconds = service.seconds(count)
     if service.generator.scorer is None:
-        return f"by default {DEFAULT_BEST} pictures, about {duration(service.seconds(DEFAULT_BEST))}"
-    affordable = service.affordable()
-    seconds = service.seconds(affordable)
-    if affordable == PAPER_NUM_IMAGES:
+        return f"by default {count} pictures, about {duration(seconds)}"
+    if count == PAPER_NUM_IMAGES:
         why = "as in the paper"
     elif seconds <= PATIENCE_S:
         why = f"the paper's {PAPER_NUM_IMAGES}, halved until they take at most {PATIENCE_S:.0f} s"
     else:
         why = f"the page draws no fewer by default, though now these take longer than {PATIENCE_S:.0f} s"
-    return f"by default {affordable} candidates, about {duration(seconds)} ({why})"
+    return f"by default {count} candidates, about {duration(seconds)} ({why})"
 
 
 def waiting(event: Queued) -> str:

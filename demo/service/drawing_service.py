@@ -19,7 +19,7 @@ from dalle_lean.images.files import MAX_PICTURE_BYTES, UnusablePicture, open_pic
 from demo.service.latency_model import LatencyModel, measure, timed
 from demo.service.scheduler import Scheduler, Ticket
 from inference.generator import Generator
-from inference.request import Picture, Progress, Request
+from inference.request import DEFAULT_BEST, Picture, Progress, Request
 
 MAX_UPLOAD_BYTES = MAX_PICTURE_BYTES // 4
 UPLOADS_WAITING = 3
@@ -93,6 +93,10 @@ class DrawingService:
     def affordable(self) -> int:
         """The default number of candidates."""
         return self.latency.affordable(self.guidance != 1)
+
+    def default_drawn(self) -> int:
+        """The default number of pictures that are drawn: without a ranking, those that are shown."""
+        return DEFAULT_BEST if self.generator.scorer is None else self.affordable()
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
         """Draw a request when its turn comes. Closing the iterator cancels it and frees its place at once.
