@@ -5,8 +5,11 @@ import pytest
 pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
 from benchmarks.serving import SLOW
+from dalle_lean.io.model_folder import check_parts
 from demo.serve.client import RemoteService
 from demo.serve.cluster import EngineSettings, engine_running
+from demo.serve.drawer import FILES
+from demo.serve.wire import latency_to_json
 from tests.demo.conftest import own_port
 from tests.inference.tiny_model import save_tiny_model
 
@@ -28,3 +31,17 @@ def engine(folder):
 @pytest.fixture
 def service(engine):
     return RemoteService(engine.address)
+
+
+@pytest.fixture
+def description(generator, model_folder, latency):
+    """What an engine says of its model."""
+    return {
+        "files": {name: (model_folder / name).read_text() for name in FILES if (model_folder / name).is_file()},
+        "content": check_parts(model_folder),
+        "downscale": generator.vqgan.config.downscale,
+        "scorer": "CLIP",
+        "device": "cpu",
+        "precision": "fp32",
+        "latency": latency_to_json(latency),
+    }

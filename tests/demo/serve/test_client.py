@@ -11,10 +11,7 @@ import pytest
 pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.model_folder import check_parts
 from demo.serve.client import Engine, EngineAway, RemoteService
-from demo.serve.drawer import FILES
-from demo.serve.wire import latency_to_json
 from demo.service.drawing_service import Queued
 from inference.request import Request, Settings
 
@@ -53,17 +50,8 @@ def test_an_address_that_is_none_is_a_users_mistake(address):
 
 
 @pytest.fixture
-def description(monkeypatch, generator, model_folder, latency):
-    """What an engine says of its model; it may be changed."""
-    description = {
-        "files": {name: (model_folder / name).read_text() for name in FILES if (model_folder / name).is_file()},
-        "content": check_parts(model_folder),
-        "downscale": generator.vqgan.config.downscale,
-        "scorer": "CLIP",
-        "device": "cpu",
-        "precision": "fp32",
-        "latency": latency_to_json(latency),
-    }
+def description(monkeypatch, description):
+    """It may be changed, and a page asks for it."""
     monkeypatch.setattr(Engine, "ask", lambda self, method, path: copy.deepcopy(description))
     return description
 

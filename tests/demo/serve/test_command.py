@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -41,29 +40,20 @@ def handlers():
         signal.signal(kind, handler)
 
 
-def test_a_taken_port_is_said_with_the_option_that_chooses_it(folder, capsys):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        ports = ["--port", str(own_port(28400)), "--metrics-port", str(port)]
-        with pytest.raises(SystemExit):
-            main(["serve", str(folder), *ports])
-    assert f"port {port} is taken; choose another with --metrics-port" in capsys.readouterr().err
+def test_a_taken_port_is_said_with_the_option_that_chooses_it(folder, taken_port, capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", str(folder), "--port", str(own_port(28400)), "--metrics-port", str(taken_port)])
+    assert f"port {taken_port} is taken; choose another with --metrics-port" in capsys.readouterr().err
 
 
-def test_on_a_cluster_a_taken_metrics_port_is_none_of_the_engines(folder, handlers, monkeypatch, capsys):
+def test_on_a_cluster_a_taken_metrics_port_is_none_of_the_engines(folder, handlers, taken_port, monkeypatch, capsys):
     def start_elsewhere(*given):
         raise UserError("the cluster is away")
 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr("demo.serve.cluster.engine_running", start_elsewhere)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        ports = ["--port", str(own_port(28400)), "--metrics-port", str(listener.getsockname()[1])]
-        with pytest.raises(SystemExit):
-            main(["serve", str(folder), *ports])
+    with pytest.raises(SystemExit):
+        main(["serve", str(folder), "--port", str(own_port(28400)), "--metrics-port", str(taken_port)])
     assert "error: the cluster is away" in capsys.readouterr().err
 
 

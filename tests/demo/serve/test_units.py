@@ -10,29 +10,17 @@ pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
 from benchmarks.serving import fingerprint
 from dalle_lean.errors import UserError
-from dalle_lean.io.model_folder import check_parts
 from demo.serve import drawer as drawer_module
 from demo.serve.drawer import Drawer, Timer, Unit
 from demo.serve.model_replicas import Model, best_of
-from demo.serve.wire import event_from_json, latency_to_json, picture_to_json, request_from_json, request_to_json
+from demo.serve.wire import event_from_json, picture_to_json, request_from_json, request_to_json
 from demo.service.latency_model import LatencyModel, timed
 from inference.request import Request, Settings
 
 
 @pytest.fixture
-def model(generator, model_folder, latency):
-    content = check_parts(model_folder)
-    return Model(
-        "drawers",
-        None,
-        {
-            "content": content,
-            "downscale": generator.vqgan.config.downscale,
-            "scorer": "CLIP",
-            "precision": "fp32",
-            "latency": latency_to_json(latency),
-        },
-    )
+def model(description):
+    return Model("drawers", None, description)
 
 
 @pytest.mark.parametrize(
