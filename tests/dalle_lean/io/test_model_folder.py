@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import fresh_folder, host_name
 from dalle_lean.io.model_folder import bundled_model, check_parts, find_model, pack_model, replace_folder
 from dalle_lean.vocabulary import Vocabulary
+from tests.dalle_lean.io.test_safetensors_io import little_time_and_memory
 from tests.tiny import DALLE_FIELDS
 
 CONFIG = DalleConfig(**DALLE_FIELDS | {"num_heads": 2})
@@ -268,10 +268,8 @@ def test_what_is_hidden_in_a_folder_is_no_part_of_the_model(folder):
 )
 def test_a_part_of_many_gigabytes_is_refused_without_reading_it(folder, name, words):
     os.truncate(folder / name, 2**37)
-    started_s = time.monotonic()
-    with pytest.raises(UserError, match=words):
+    with little_time_and_memory(), pytest.raises(UserError, match=words):
         load_model(folder)
-    assert time.monotonic() - started_s < 5
 
 
 def test_weights_larger_than_the_model_are_refused_without_reading_them(folder):
@@ -279,10 +277,9 @@ def test_weights_larger_than_the_model_are_refused_without_reading_them(folder):
     header = json.dumps({"a": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(folder / "model.safetensors", 8 + len(header) + 4 * numbers)
-    started_s = time.monotonic()
-    with pytest.raises(UserError, match=r"model\.safetensors has 68,719,.* bytes: the model's weights have"):
+    words = r"model\.safetensors has 68,719,.* bytes: the model's weights have"
+    with little_time_and_memory(), pytest.raises(UserError, match=words):
         load_model(folder)
-    assert time.monotonic() - started_s < 5
 
 
 def test_a_model_is_found_by_folder_or_environment(folder, monkeypatch):
