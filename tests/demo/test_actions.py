@@ -16,37 +16,33 @@ from tests.demo.conftest import failing_service, named_actions
 WISH = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 1}
 
 
-def answer(service, prompt, values=WISH, stop=None, examples=()):
+def answer(service, prompt="a red heart", values=WISH, stop=None, examples=()):
     """The updates of the page."""
     return named_actions(service, examples).answer(lambda: read_request(service, prompt, **values), stop or Event())
 
 
-def ask(service, prompt="a red heart", values=WISH):
-    return answer(service, prompt, values)
-
-
 def test_the_last_view_has_the_best(service):
-    *_, last = ask(service)
+    *_, last = answer(service)
     expected = service.generator("a red heart", num_images=6, best=2, top_k=0, top_p=1.0, seed=1)
     assert [picture.index for picture in last["drawn"].pictures] == [picture.index for picture in expected]
     assert "The 2 best of 6, best first" in last["status"]
 
 
 def test_a_caption_tells_score_number_and_seed(service):
-    *_, last = ask(service)
+    *_, last = answer(service)
     first, _ = last["drawn"].pictures
     assert views.captions(last["drawn"])[0] == f"score {first.score:.3f} · no. {first.index}\nseed 1"
 
 
 @pytest.mark.parametrize(("top_k", "alike"), [(0, False), (1, True)])
 def test_the_page_says_that_all_pictures_are_alike(service, top_k, alike):
-    *_, last = ask(service, values=WISH | {"top_k": top_k})
+    *_, last = answer(service, values=WISH | {"top_k": top_k})
     assert ("All came out alike" in last["status"]) == alike
 
 
 def test_the_page_says_that_nothing_was_drawn(service, monkeypatch):
     monkeypatch.setattr("inference.ranking.BLANK_SHARE", 2.0)
-    *_, last = ask(service)
+    *_, last = answer(service)
     assert "All are of one colour: the model draws nothing for these words" in last["status"]
 
 
@@ -145,7 +141,7 @@ def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(k
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence_and_nothing_else(knowing_service, prompt, values, said):
-    (only,) = ask(knowing_service, prompt, {**WISH, **values})
+    (only,) = answer(knowing_service, prompt, {**WISH, **values})
     assert "mistake" in only["status"]
     assert said in only["status"]
     assert "grow here" in only["stage"]
@@ -155,21 +151,21 @@ def test_a_mistake_is_answered_with_a_sentence_and_nothing_else(knowing_service,
 
 def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(service):
     prompt = "a red heart on a white ground beside a green book and two black cats in a house"
-    *_, last = ask(service, prompt)
+    *_, last = answer(service, prompt)
     assert f"its last {service.generator.excess_tokens(prompt)} were left out" in last["status"]
     assert len(last["drawn"].pictures) == 2
 
 
 def test_the_growing_pictures_are_on_the_page(service, monkeypatch):
     monkeypatch.setattr("demo.service.drawing_service.PREVIEW_INTERVAL_S", 0.0)
-    stages = [update["stage"] for update in ask(service) if "data:image/webp" in update.get("stage", "")]
+    stages = [update["stage"] for update in answer(service) if "data:image/webp" in update.get("stage", "")]
     assert len(stages) == 4
     assert all("4 of the 6 being drawn" in stage for stage in stages)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ImportError])
 def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, latency, caplog, kind):
-    *_, last = ask(failing_service(generator, latency, kind("something of the inside\nand a page of details")))
+    *_, last = answer(failing_service(generator, latency, kind("something of the inside\nand a page of details")))
     said = f"Drawing failed because of a bug in the program ({kind.__name__}: something of the inside); the server"
     assert said in last["status"]
     assert "details" not in last["status"]
@@ -184,7 +180,7 @@ def test_only_a_lack_of_memory_is_answered_with_the_advice_to_draw_fewer(service
         raise error
 
     monkeypatch.setattr(service, "_step", fail)
-    *_, last = ask(service)
+    *_, last = answer(service)
     assert "Drawing failed because this machine lacks memory; try fewer candidates." in last["status"]
     assert "bug" not in last["status"]
     assert "Traceback" in caplog.text
@@ -198,15 +194,15 @@ def test_an_exceptions_message_is_short_and_text_on_the_page():
 
 def test_a_full_page_is_answered_kindly(generator, latency):
     service = DrawingService(generator, latency, scheduler=Scheduler(1, 0))
-    with closing(ask(service)) as first:
+    with closing(answer(service)) as first:
         next(first), next(first)
-        *_, last = ask(service)
+        *_, last = answer(service)
         assert "The page is busy: 1 drawing, 0 waiting. Please try again in about" in last["status"]
         assert "mistake" not in last["status"]
 
 
 def test_a_cancelled_answer_ends_and_frees_its_place(service):
-    answering = ask(service)
+    answering = answer(service)
     next(answering), next(answering)
     assert len(service.scheduler) == 1
     answering.close()
@@ -217,7 +213,7 @@ def test_a_cancelled_answer_ends_and_frees_its_place(service):
 
 def test_a_stopped_answer_says_so_and_frees_its_place(service):
     stop = Event()
-    answering = answer(service, "a red heart", stop=stop)
+    answering = answer(service, stop=stop)
     next(answering), next(answering)
     stop.set()
     (last,) = answering
@@ -276,7 +272,7 @@ def test_a_later_visitor_gets_what_the_machine_has_shown_since(service):
     service.latency = LatencyModel(4, {8: 9.0, 64: 72.0})
     before = named_actions(service).greet()
     assert "8 candidates take about 36 s" in before["status"]
-    for _ in ask(service):
+    for _ in answer(service):
         pass
     after = named_actions(service).greet()
     assert "128 candidates take about" in after["status"]
