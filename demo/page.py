@@ -28,7 +28,7 @@ EXAMPLES = (
 KEEP_S = 3600
 
 
-def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any:
+def build_page(service: DrawingService, card: str, api: bool) -> Any:
     """The page as Gradio Blocks; `card` is the model card in Markdown, `api` adds the endpoint /draw."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # or Gradio asks another host for its latest version
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEEP_S, KEEP_S)) as page:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.errors import UserError
-from dalle_lean.progress import OnBatch, uncounted
+from dalle_lean.progress import OnBatch
 from inference.evaluation.captions import open_drawing
 from inference.evaluation.distribution_metrics import Distances, kernel_distance, nearest
 from inference.evaluation.prompt_sampling import Samples
@@ -68,8 +68,8 @@ def measure_clip(
     *,
     drawings: Sequence[Path],
     sets: Mapping[str, Tensor],
-    training: Sequence[Path] = (),
-    on_batch: OnBatch = uncounted,
+    training: Sequence[Path],
+    on_batch: OnBatch,
 ) -> ClipMetrics:
     """Compare pictures with captions, drawings and training pictures.
 
