@@ -10,8 +10,10 @@ from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from dalle_lean.memory import Bytes, TrainingSetup, cost_of
 from dalle_lean.memory.cost import optimizer_state_bytes, persistent_bytes
 from dalle_lean.memory.parameters import muon_sizes, parameter_sizes
+from dalle_lean.memory.setup import STATISTICS
 from tests.dalle_lean.memory.variants import TINY, batch
 from training.run.recipe import OptimizerRecipe
+from training.run.subjects import optimizer_of
 from training.step.learner import build_optimizer
 
 TOLERANCE = 0.05
@@ -126,25 +128,17 @@ def test_the_predicted_peak_is_the_measured_one(name):
     assert predicted_bytes(config, plan, setup) == pytest.approx(measured_bytes(config, plan, setup), rel=TOLERANCE)
 
 
-OPTIMIZERS = {
-    "lamb8bit": ("lamb", {}),
-    "lamb": ("lamb", {"eight_bit": False}),
-    "adamw": ("adamw", {}),
-    "adamw8bit": ("adamw8bit", {}),
-    "muon": ("muon", {}),
-}
 SHARED_TABLES = ("qmap1", "qmap2")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", STATISTICS)
 @pytest.mark.parametrize("weight_dtype", ["float32", "bfloat16"])
 def test_the_predicted_optimizer_state_is_what_a_step_leaves(optimizer, weight_dtype):
     if optimizer == "adamw8bit":
         pytest.importorskip("bitsandbytes")
-    name, settings = OPTIMIZERS[optimizer]
     config = changed(num_layers=2)
     model = Dalle(config, dtype=getattr(torch, weight_dtype))
-    made = build_optimizer(model, OptimizerRecipe(name=name, **settings), MemoryPlan())
+    made = build_optimizer(model, optimizer_of(optimizer, OptimizerRecipe()), MemoryPlan())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     made.step()
