@@ -15,7 +15,7 @@ from preprocessing.shards.files import DamagedShard, Rows
 from training.data.catalog import ShardSet
 from training.data.heldout import by_name_hash, is_heldout, key_hash
 from training.data.prefetch import prefetch
-from training.data.reader import join, read_rows, whole_shard
+from training.data.reader import READ_ROWS, join, read_rows, undamaged
 from training.data.sampler import Position, chunk_start, first_chunk_rows, shard_groups, window_order
 from training.run.recipe import DataRecipe
 
@@ -171,7 +171,7 @@ class TrainingData:
     def captions(self, order: Iterable[int] | None = None) -> Iterator[str]:
         """The captions of the rows to train on, shard by shard; `order` lists shard indices."""
         for shard in range(len(self.shards.paths)) if order is None else order:
-            for rows in whole_shard(self.shards, shard, codes=False):
+            for rows in undamaged(self.shards, read_rows(self.shards, shard, 0, READ_ROWS, codes=False)):
                 yield from (rows.captions[index] for index in self.training_indices(rows))
 
     def mixed_captions(self) -> Iterator[str]:

@@ -82,11 +82,6 @@ def read_keys(shards: ShardSet, index: int) -> Iterator[list[str]]:
             yield keys_of(batch, ())
 
 
-def whole_shard(shards: ShardSet, index: int, *, codes: bool = True) -> Iterator[Rows]:
-    """Read shard `index` in batches; damage is reported, and the rest of the shard skipped."""
-    yield from undamaged(shards, read_rows(shards, index, 0, READ_ROWS, codes=codes))
-
-
 def undamaged(shards: ShardSet, parts: Iterator[T]) -> Iterator[T]:
     """The parts read before the shard turns out to be damaged, which is reported."""
     try:

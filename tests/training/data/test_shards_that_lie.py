@@ -12,7 +12,7 @@ from dalle_lean.io.parquet_footer import MOST_FOOTER_BYTES, check_footer
 from preprocessing.shards.files import DamagedShard, read_blocks, read_header
 from tests.training.conftest import write_shards
 from training.data.catalog import find_shards
-from training.data.reader import read_rows, whole_shard
+from training.data.reader import read_rows
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_of_a_caption_without_end_the_beginning_is_read(tmp_path, kind):
     place = table.schema.get_field_index("caption")
     pq.write_table(table.set_column(place, "caption", pa.array(captions, kind)), path)
     expected = [*captions[:3], captions[3][:65536], *captions[4:]]
-    assert [caption for rows in whole_shard(find_shards(folder), 0) for caption in rows.captions] == expected
+    assert [caption for rows in read_rows(find_shards(folder), 0, 0, 8) for caption in rows.captions] == expected
     assert [caption for batch in read_blocks(path, 16, 32) for caption in batch.captions] == expected
