@@ -5,8 +5,8 @@ pictures.npy and heldout.npy and, with a VQGAN, its reconstructions in decoded.n
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -127,7 +127,9 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         asked = [*batch, *self.hard_negatives.extra_captions(step, batch, recipe.extra_captions)]
 
         def loss_of() -> Tensor:
-            with self.autocast():
+            # Captions are short: with the fused CPU kernel's backward, the text tower takes twice as long.
+            attention = sdpa_kernel(SDPBackend.MATH) if scorer.device.type == "cpu" else nullcontext()
+            with autocast(scorer.device.type, recipe.precision), attention:
                 images = model.encode_image(scorer.prepare(pixels).contiguous(memory_format=torch.channels_last))
                 texts = model.encode_text(self.caption_ids[asked].to(scorer.device))
             images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
@@ -138,15 +140,6 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         with torch.no_grad():
             model.logit_scale.clamp_(0, LARGEST_LOGIT_SCALE)
         return numbers
-
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """Autocast for the two towers; on a CPU, also unfused attention."""
-        # Captions are short: with the fused CPU kernel's backward, the text tower takes twice as long.
-        on_cpu = self.scorer.device.type == "cpu"
-        attention = sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext()
-        with autocast(self.scorer.device.type, self.recipe.precision), attention:
-            yield
 
     def evaluate(self) -> None:
         if self.due(self.settings.heldout_every):
