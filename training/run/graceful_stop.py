@@ -53,7 +53,7 @@ class Interruption:
 
 @contextmanager
 def interrupt_deferred(
-    on_notice: OnNotice | None = None,
+    on_notice: OnNotice,
     at_once: Callable[[], NoReturn] = raise_interrupt,
     on_terminate: Callable[[], None] = lambda: None,
 ) -> Iterator[Interruption]:
@@ -75,9 +75,8 @@ def interrupt_deferred(
         if interruption():
             return
         interruption.signal = number
-        if on_notice is not None:
-            # In another thread: the signal may have interrupted this one while it held a lock that printing needs.
-            threading.Thread(target=on_notice, args=(NOTICES[signal.Signals(number)],)).start()
+        # In another thread: the signal may have interrupted this one while it held a lock that printing needs.
+        threading.Thread(target=on_notice, args=(NOTICES[signal.Signals(number)],)).start()
 
     before = {number: signal.signal(number, take) for number in NOTICES}
     try:

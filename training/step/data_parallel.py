@@ -119,9 +119,7 @@ def use_fsdp(parallel: str | None, config: DalleConfig, recipe: Recipe, processe
     return True
 
 
-def memory_shortage(
-    config: DalleConfig, recipe: Recipe, device: torch.device, local_world: int = 1
-) -> UserError | None:
+def memory_shortage(config: DalleConfig, recipe: Recipe, device: torch.device, local_world: int) -> UserError | None:
     """The error, with both figures, if a step needs more memory than is free on the device, or `local_world` processes
     need more than is free in RAM."""
     memory = runnable_plan(recipe.memory, device)

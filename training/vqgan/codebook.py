@@ -15,6 +15,8 @@ LAST_TEMPERATURE = 1 / 16
 """Of Gumbel-softmax at the end of the run; it falls geometrically from 1."""
 DIVERGENCE_WEIGHT = 5e-4
 """Of the divergence in the loss."""
+RESTART_SHARE = 0.05
+"""Codes used less than this share of their use in a uniform distribution restart."""
 
 
 class NearestLearner(nn.Module):
@@ -25,19 +27,16 @@ class NearestLearner(nn.Module):
         quantizer: its table is changed in place, without a gradient.
         decay: of the moving averages, per step.
         commitment: weight of the commitment loss, which keeps the encoder's output near the codes.
-        restart_share: restart codes used less than this share of their use in a uniform distribution.
     """
 
     counts: Tensor
     sums: Tensor
 
-    def __init__(
-        self, quantizer: NearestQuantizer, *, decay: float = 0.99, commitment: float = 0.25, restart_share: float = 0.05
-    ):
+    def __init__(self, quantizer: NearestQuantizer, *, decay: float = 0.99, commitment: float = 0.25):
         super().__init__()
         # A tuple does not register the quantizer as a submodule: the VQGAN alone saves its weights.
         self.quantizers = (quantizer,)
-        self.decay, self.commitment, self.restart_share = decay, commitment, restart_share
+        self.decay, self.commitment = decay, commitment
         quantizer.table.requires_grad_(False)
         self.register_buffer("counts", torch.zeros(len(quantizer.table)))  # vectors per step, moving average
         self.register_buffer("sums", torch.zeros_like(quantizer.table))
@@ -76,7 +75,7 @@ class NearestLearner(nn.Module):
         self.sums.lerp_(sums, 1 - self.decay)
         table = self.quantizers[0].table
         table.copy_(torch.where(self.counts[:, None] > 1e-5, self.sums / self.counts.clamp(min=1e-5)[:, None], table))
-        unused = (self.counts < self.restart_share * len(vectors) / size).nonzero().flatten()
+        unused = (self.counts < RESTART_SHARE * len(vectors) / size).nonzero().flatten()
         if restart and len(unused) and distances.sum() > 0:
             # By distance, as in k-means++: uniform draws would mostly hit plain backgrounds, which have codes already.
             rows = torch.multinomial(distances.cpu(), len(unused), replacement=True, generator=generator)

@@ -1,6 +1,6 @@
 """How a VQGAN is built and trained. Imports no torch: --help is fast."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dalle_lean.errors import UserError
@@ -26,17 +26,11 @@ EMOJI: dict[str, Any] = {
 CROPS_TRIED = 4
 
 
-def emoji_config() -> "VQGANConfig":
-    from dalle_lean.images.vqgan import VQGANConfig
-
-    return VQGANConfig(**EMOJI)
-
-
 @dataclass(frozen=True, kw_only=True)
 class VQGANRecipe(PictureRecipe):
     """How a VQGAN is built and trained. After its warm-up, the learning rate falls linearly to 0."""
 
-    config: "VQGANConfig" = field(default_factory=emoji_config)
+    config: "VQGANConfig"
     steps: int = 10_000
     batch_size: int = 16
     lr: float = 1e-3
