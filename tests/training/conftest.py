@@ -1,5 +1,6 @@
 """Shards and a recipe small enough to train in seconds, and what else several tests of training take."""
 
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from dalle_lean.tokenizer import Tokenizer
 from preprocessing.shards.files import Row, write_shard
 from preprocessing.shards.manifest import Counts, DatasetInfo, write_dataset_info
+from training.data.sampler import Position
 from training.run.recipe import load_recipe
 
 COLOURS = ("red", "green", "blue", "black")
@@ -56,6 +58,11 @@ def write_shards(
     )
     write_dataset_info(folder, info)
     return folder
+
+
+def windows_of_a_pass(data, start=Position()):
+    """The windows of TrainingData from a position to the end of its pass, each with its position."""
+    return takewhile(lambda window: window[1].epoch == start.epoch, data.windows(start))
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,10 @@ import pytest
 
 from preprocessing.shards import files
 from tests.preprocessing.shard_folders import read_rows, stored_rows
-from tests.training.conftest import write_shards
+from tests.training.conftest import windows_of_a_pass, write_shards
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows, is_heldout
 from training.data.loader import TrainingData
-from training.data.sampler import Position
 from training.run.recipe import DataRecipe
 
 
@@ -45,13 +44,6 @@ def view_of(row):
     """Three views of each picture, as preprocessing names them."""
     picture, view = divmod(row, 3)
     return f"picture-{picture}#{view}" if view else f"picture-{picture}"
-
-
-def windows_of_a_pass(data):
-    for rows, position in data.windows(Position()):
-        if position.epoch:
-            return
-        yield rows, position
 
 
 def test_held_out_rows_have_the_captions_and_codes_of_their_keys(shards):

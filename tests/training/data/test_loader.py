@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,7 @@ import torch
 
 from dalle_lean.tokenizer import Tokenizer
 from tests.preprocessing.shard_folders import stored_rows
-from tests.training.conftest import write_shards
+from tests.training.conftest import windows_of_a_pass, write_shards
 from training.data.catalog import find_shards
 from training.data.heldout import is_heldout
 from training.data.loader import TrainingData, collate
@@ -31,28 +31,13 @@ def changed(data, **settings):
     return replace(data, recipe=replace(data.recipe, **settings))
 
 
-def stored_keys(folder, share=0.1):
-    return [row["key"] for row in stored_rows(folder) if not is_heldout(row["key"], share)]
+def stored_keys(folder):
+    return [row["key"] for row in stored_rows(folder) if not is_heldout(row["key"], 0.1)]
 
 
 def keys(data, epoch=0):
     """The keys of one pass, in its order."""
-    found = []
-    for rows, position in data.windows(Position(epoch=epoch)):
-        if position.epoch > epoch:
-            return found
-        found += rows.keys
-    return None
-
-
-def row_keys(data, start, count):
-    """The keys from a place on."""
-    found = []
-    for rows, position in data.windows(start):
-        found += rows.keys[position.sample :]
-        if len(found) >= count:
-            return found[:count]
-    return None
+    return [key for rows, _ in windows_of_a_pass(data, Position(epoch=epoch)) for key in rows.keys]
 
 
 def test_a_pass_has_every_training_row_once_in_another_order_than_the_shards(data, shards):
@@ -238,7 +223,7 @@ def test_damaged_bytes_in_the_middle_of_a_shard_are_resumed_behind_exactly(tmp_p
     data = replace(data, shards=find_shards(folder, on_notice=noticed.append))
 
     def windows(start=Position()):
-        return [(rows.keys, place) for rows, place in takewhile(lambda found: not found[1].epoch, data.windows(start))]
+        return [(rows.keys, place) for rows, place in windows_of_a_pass(data, start)]
 
     whole = windows()
     assert "shard-00002.parquet is damaged" in noticed[0]
@@ -289,9 +274,9 @@ def test_mixed_captions_are_the_same_ones_in_another_order_of_the_shards_however
     assert listed([3, 1, 0, 2]) == mixed
 
 
-def empty_captions(data, tokenizer, count, start=Position(), batch_size=1):
-    """Which of the next captions are of ids 0 only."""
-    batches = islice(data.batches(batch_size, tokenizer, 6, start), count // batch_size)
+def empty_captions(data, tokenizer, count, batch_size=1):
+    """Which of the first captions are of ids 0 only."""
+    batches = islice(data.batches(batch_size, tokenizer, 6), count // batch_size)
     return torch.cat([(batch.text_ids == 0).all(dim=1) for batch, _ in batches]).tolist()
 
 

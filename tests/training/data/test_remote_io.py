@@ -19,7 +19,7 @@ from dalle_lean.io.remote_errors import Refused, Unreachable
 from dalle_lean.io.remote_io import Patience, RemoteFile, within
 from preprocessing.shards.manifest import Counts, DatasetInfo
 from tests.serving import serving
-from tests.training.conftest import write_shards
+from tests.training.conftest import windows_of_a_pass, write_shards
 from tests.training.runs import at_step, losses, saved_progress
 from training.data.catalog import find_shards, published_files
 from training.data.loader import TrainingData
@@ -40,7 +40,7 @@ class Faults:
     """What the server does wrong with its next answers to GET, one fault an answer; HEAD before it is refused too."""
 
     def __init__(self):
-        self.coming, self.answers, self.gone, self.gone_status = [], 0, set(), 404
+        self.coming, self.gone, self.gone_status = [], set(), 404
         self.gives_parts = True
 
 
@@ -58,7 +58,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         faults = self.server.faults
-        faults.answers += 1
         fault = faults.coming.pop(0) if faults.coming else None
         if fault == "refuse":
             self.send_error(503)
@@ -321,13 +320,7 @@ def test_files_without_a_dataset_json_are_found_by_datasets_and_read_with_codes_
     codes = DatasetInfo(image_side=4, codebook_size=32, vqgan="a" * 64, picture_side=32, counts=Counts(), shards=())
     found = find_shards("hf://datasets/owner/name", codes=codes)
     assert (found.info.num_codes, found.info.codebook_size, found.rows) == (16, 32, (None,) * 4)
-    data = training_data(found)
-    keys = []
-    for rows, position in data.windows():
-        if position.epoch:
-            break
-        keys += rows.keys
-    assert sorted(keys) == sorted(key for rows in pass_of(shards) for key in rows.keys)
+    assert keys_of_a_pass(found) == keys_of_a_pass(find_shards(shards))
     with pytest.raises(ValueError, match=r"owner/name has no dataset\.json.*--vqgan"):
         find_shards("hf://datasets/owner/name")
 
@@ -336,11 +329,8 @@ def missing(url):
     raise FileNotFoundError(url)
 
 
-def pass_of(folder):
-    for rows, position in training_data(find_shards(folder)).windows():
-        if position.epoch:
-            return
-        yield rows
+def keys_of_a_pass(shards):
+    return sorted(key for rows, _ in windows_of_a_pass(training_data(shards)) for key in rows.keys)
 
 
 def test_an_answer_that_hangs_is_left_behind():
