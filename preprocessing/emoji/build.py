@@ -22,7 +22,7 @@ from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.emoji.heldout import HeldOut, hold_out
 from preprocessing.emoji.lookalikes import without_lookalikes
 from preprocessing.emoji.plan import COPIES, plan_held_out, plan_training
-from preprocessing.emoji.render import layered, png_bytes, sprite
+from preprocessing.emoji.render import png_bytes, sprite
 from preprocessing.emoji.scenes import Picture
 from preprocessing.emoji.sets import BUNDLED_SET, Drawing, read_drawings, read_things
 
@@ -102,8 +102,10 @@ def write_pictures(
     """Draw `pictures` into `folder` as 000000.png, ... and metadata.jsonl; yield after each."""
     folder.mkdir(parents=True)
     with (folder / LISTING).open("w", encoding="utf-8") as metadata:
-        layers = (layered(picture, sprites) for picture in pictures)
-        drawn = pool.imap(partial(png_bytes, side=side), layers, chunksize=64)
+        given = (
+            (picture, {placed.drawing: sprites[placed.drawing] for placed in picture.placed}) for picture in pictures
+        )
+        drawn = pool.imap(partial(png_bytes, side=side), given, chunksize=64)
         for index, (picture, png) in enumerate(zip(pictures, drawn, strict=True)):
             name = f"{index:06d}.png"
             (folder / name).write_bytes(png)

@@ -1,8 +1,7 @@
 """Drawings to pixels: resvg for the vectors, Pillow to place them on a ground."""
 
 import io
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from PIL import Image, ImageOps
 
@@ -13,15 +12,6 @@ from preprocessing.emoji.scenes import CELLS, Picture
 from preprocessing.emoji.sets import Drawing
 
 MARGIN_PIXELS = 1  # of a thing's box, on each side
-
-
-class Layer(NamedTuple):
-    """One drawing in a picture, as pixels; box and corner in cells, as `Placed` has them."""
-
-    sprite: Image.Image
-    cells: int
-    corner: tuple[int, int]
-    paint: tuple[int, int, int] | None = None  # RGB in which all of it is painted
 
 
 def sprite(drawing: Drawing, side: int) -> Image.Image:
@@ -62,32 +52,23 @@ def painted(image: Image.Image, rgb: tuple[int, int, int]) -> Image.Image:
     return Image.merge("RGBA", (*channels, image.getchannel("A")))
 
 
-def draw(ground_rgb: tuple[int, int, int], layers: Sequence[Layer], side: int) -> Image.Image:
-    """The layers on a ground, RGB, side x side pixels; each in the middle of its box."""
-    canvas = Image.new("RGBA", (side, side), (*ground_rgb, 255))
-    for layer in layers:
-        box = layer.cells * side // CELLS
-        thing = resized(layer.sprite, (box - 2 * MARGIN_PIXELS) / max(layer.sprite.size))
-        if layer.paint is not None:
-            thing = painted(thing, layer.paint)
+def draw(picture: Picture, sprites: Mapping[Drawing, Image.Image], side: int) -> Image.Image:
+    """A planned picture, RGB, side x side pixels: its drawings on its ground, each in the middle of its box."""
+    canvas = Image.new("RGBA", (side, side), (*picture.ground_rgb, 255))
+    for placed in picture.placed:
+        box, image = placed.cells * side // CELLS, sprites[placed.drawing]
+        thing = resized(image, (box - 2 * MARGIN_PIXELS) / max(image.size))
+        if placed.paint is not None:
+            thing = painted(thing, GROUNDS[placed.paint])
         left, top = (
-            cell * side // CELLS + (box - length) // 2 for cell, length in zip(layer.corner, thing.size, strict=True)
+            cell * side // CELLS + (box - length) // 2 for cell, length in zip(placed.corner, thing.size, strict=True)
         )
         canvas.alpha_composite(thing, (left, top))
     return canvas.convert("RGB")
 
 
-def png_bytes(picture: tuple[tuple[int, int, int], Sequence[Layer]], side: int) -> bytes:
-    """A ground and its layers as a PNG file."""
+def png_bytes(picture_and_sprites: tuple[Picture, Mapping[Drawing, Image.Image]], side: int) -> bytes:
+    """A planned picture, given with its drawings' sprites, as a PNG file."""
     file = io.BytesIO()
-    draw(*picture, side).save(file, format="PNG", compress_level=6)
+    draw(*picture_and_sprites, side).save(file, format="PNG", compress_level=6)
     return file.getvalue()
-
-
-def layered(picture: Picture, sprites: Mapping[Drawing, Image.Image]) -> tuple[tuple[int, int, int], list[Layer]]:
-    """A planned picture with its drawings as pixels, ready for another process."""
-    layers = [
-        Layer(sprites[placed.drawing], placed.cells, placed.corner, GROUNDS[placed.paint] if placed.paint else None)
-        for placed in picture.placed
-    ]
-    return picture.ground_rgb, layers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.plan import plan_training
-from preprocessing.emoji.render import layered, png_bytes, sprite
+from preprocessing.emoji.render import png_bytes, sprite
 from preprocessing.emoji.sets import read_drawings, read_things
 
 PACKAGES = Path("data/npm/node_modules")
@@ -29,7 +29,7 @@ def main() -> None:
     with (FOLDER / "metadata.jsonl").open("w", encoding="utf-8") as metadata:
         for index, picture in enumerate(pictures):
             name = f"{index:03d}.png"
-            (FOLDER / name).write_bytes(png_bytes(layered(picture, sprites), SIDE))
+            (FOLDER / name).write_bytes(png_bytes((picture, sprites), SIDE))
             metadata.write(json.dumps({"file_name": name, **picture.facts()}) + "\n")
 
 

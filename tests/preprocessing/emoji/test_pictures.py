@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from preprocessing.emoji.heldout import GROUNDS
-from preprocessing.emoji.render import draw, layered, sprite
+from preprocessing.emoji.render import draw, sprite
 from preprocessing.emoji.scenes import CELLS, PAIR_CORNERS, SIZES, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing
 
@@ -26,7 +26,7 @@ GREY = square("brick", "#888")
 def pixels(picture):
     """The picture drawn, [SIDE, SIDE, 3]."""
     sprites = {placed.drawing: sprite(placed.drawing, SIDE) for placed in picture.placed}
-    return np.asarray(draw(*layered(picture, sprites), SIDE)).astype(int)
+    return np.asarray(draw(picture, sprites, SIDE)).astype(int)
 
 
 def pixels_like(picture, rgb):
