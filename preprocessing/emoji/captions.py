@@ -26,14 +26,15 @@ RELATIONS = {
 """Of the first thing to the second. Words that tell no side, such as "and", mean the order of reading."""
 OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 SIZE_WORDS = {"small": ("small", "small", "little", "tiny"), "big": ("big", "big", "large", "huge")}
-NUMBERS = {2: ("two", "2"), 3: ("three", "3"), 4: ("four", "4")}
+NUMBERS = {count: (word, word, word, str(count)) for count, word in ((2, "two"), (3, "three"), (4, "four"))}
 SHARE_OF_SYNONYMS = 0.3  # of the captions of things that have any
 SHARE_WITHOUT_ARTICLE = 0.3
 
 
 def noun_phrase(name: str, size: str | None = None) -> str:
     """A thing with its size, if given, and its article, if it has one: "a red heart", "a small owl", "big scissors"."""
-    return with_article(f"{size} {name}" if size else name, countable=not is_uncountable(name))
+    phrase = f"{size} {name}" if size else name
+    return phrase if is_uncountable(name) else with_article(phrase)
 
 
 def mention(name: str, random: Random, size: str | None = None, paint: str | None = None) -> str:
@@ -88,5 +89,4 @@ def pair_caption(first: str, second: str, relation: str, ground: str, random: Ra
 
 def count_caption(many: str, count: int, ground: str, random: Random) -> str:
     """A caption of `count` of a thing whose plural is `many`: "three red apples on a blue ground"."""
-    number = random.choice(NUMBERS[count][:1] * 3 + NUMBERS[count][1:])
-    return f"{number} {many}{on_ground(ground, random)}"
+    return f"{random.choice(NUMBERS[count])} {many}{on_ground(ground, random)}"

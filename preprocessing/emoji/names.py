@@ -138,10 +138,8 @@ def head_end(words: Sequence[str]) -> int:
     return next(ends, len(words))
 
 
-def with_article(noun: str, countable: bool = True) -> str:
+def with_article(noun: str) -> str:
     """`noun` with "a" or "an" by its sound."""
-    if not countable:
-        return noun
     return f"{'an' if VOWEL_SOUND.match(noun) else 'a'} {noun}"
 
 

@@ -33,7 +33,7 @@ def plan_training(
         random = Random(f"{seed}/train/{drawing.set}/{name}")
         times = SHAPE_COPIES if drawing.thing.group == "shape" else 1
         tags = safe_tags(drawing.thing, held_out)
-        grounds = [g for g in allowed_grounds(drawing.thing) if (name, g) not in held_out.grounds]
+        grounds = known_grounds(drawing.thing, held_out)
         on_white = grounds if contains_words(name, "white") else [*grounds, "white"]
         pictures += [plain(drawing, tags, random) for _ in range(times * copies["plain"])]
         pictures += [scene(drawing, ground, random) for ground in cycled(on_white, times * copies["scene"], random)]
@@ -64,7 +64,7 @@ def painted(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> 
     name = drawing.thing.name
     paints = [paint for paint in allowed_paints(drawing.thing) if (name, paint) not in held_out.paints]
     for i, paint in enumerate(cycled(paints, count, random) if paints else ()):
-        grounds = [g for g in allowed_grounds(drawing.thing) if g != paint and (name, g) not in held_out.grounds]
+        grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
         yield scene(drawing, "white" if i % 2 else random.choice(grounds), random, paint)
 
 
@@ -85,7 +85,7 @@ def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int
         if reason:
             tags = drawing.thing.tags if reason == "concept" else safe_tags(drawing.thing, held_out)
             yield plain(drawing, tags, random)
-            grounds = [g for g in allowed_grounds(drawing.thing) if (name, g) not in held_out.grounds]
+            grounds = known_grounds(drawing.thing, held_out)
             for ground in cycled(grounds, 2 if reason == "concept" else 1, random):
                 yield scene(drawing, ground, random)
     for name, ground in sorted(held_out.grounds):
@@ -96,7 +96,7 @@ def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int
     for name, paint in sorted(held_out.paints):
         random = Random(f"{seed}/held out/painted/{name}/{paint}")
         known = [d for d in things[name] if (name, d.set) not in held_out.drawings]
-        grounds = [g for g in allowed_grounds(known[0].thing) if g != paint and (name, g) not in held_out.grounds]
+        grounds = [ground for ground in known_grounds(known[0].thing, held_out) if ground != paint]
         yield scene(random.choice(known), random.choice([*grounds, "white"]), random, paint)
     yield from _held_out_pairs(drawings, held_out, seed, num_pairs)
 
@@ -115,13 +115,14 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         second = next((d for d in random.choices(candidates, k=200) if held_out.thing_pair(name, d.thing.name)), first)
         if second.thing.name == name:
             continue
-        shared = [
-            ground
-            for ground in allowed_grounds(first.thing)
-            if ground in allowed_grounds(second.thing)
-            and not held_out.grounds.intersection(((name, ground), (second.thing.name, ground)))
-        ]
+        of_second = known_grounds(second.thing, held_out)
+        shared = [ground for ground in known_grounds(first.thing, held_out) if ground in of_second]
         yield pair(first, second, random.choice([*shared, "white"]), random)
+
+
+def known_grounds(thing: Thing, held_out: HeldOut) -> list[str]:
+    """The grounds that training may show behind a thing."""
+    return [ground for ground in allowed_grounds(thing) if (thing.name, ground) not in held_out.grounds]
 
 
 @cache

@@ -54,7 +54,7 @@ def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
         if name in names:
             raise UserError(f"two emoji are named {name!r}; give one of them another name in names.RENAMED")
         names.add(name)
-        shape = name.rpartition(" ")[2] in SHAPES and name.split(" ")[0] in SHAPES[name.rpartition(" ")[2]]
+        shape = name.split(" ")[0] in SHAPES.get(name.rpartition(" ")[2], ())
         # English words only: no emoticons, numbers or accents.
         words = [tag for tag in entry.get("tags", ()) if tag.isascii() and tag.replace(" ", "").isalpha()]
         tags = tuple(tag for tag in words if not contains_words(name, tag))
