@@ -114,14 +114,9 @@ def first_kind(paths: list[str]) -> list[str]:
 
 def shards_in(folder: str) -> list[str]:
     """The shards in a local or remote folder, all of one kind."""
-    for suffix in SHARD_SUFFIXES:
-        if Path(folder).is_dir():  # its name may look like a pattern
-            paths = sorted(str(path) for path in Path(folder).glob(f"*{suffix}"))
-        else:
-            paths = list_files(f"{folder.rstrip('/')}/*{suffix}")
-        if paths:
-            return paths
-    return []
+    if Path(folder).is_dir():  # its name may look like a pattern
+        return sorted(first_kind([str(path) for path in Path(folder).iterdir()]))
+    return first_kind(list_files(f"{folder.rstrip('/')}/*"))
 
 
 def has_pictures(folder: Path) -> bool:

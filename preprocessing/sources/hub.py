@@ -43,15 +43,14 @@ class StreamedDataset:
         files = self.files()
         if files and files[0].startswith("hf://"):  # hf://datasets/owner/name@commit/file
             self.revision = files[0].partition("@")[2].partition("/")[0] or None
-        self.num_shards = int(stream.num_shards)
-        self.parts = numbered(self.num_shards)
+        self.parts = numbered(int(stream.num_shards))
         self.columns = columns_of(stream, name, picture_column, caption_column)
 
     def size(self, part: int) -> None:
         return None
 
     def samples(self, part: int) -> Iterator[Sample]:
-        stream, files = undecoded(self.open().shard(self.num_shards, part), self.columns), frozenset(self.files())
+        stream, files = undecoded(self.open().shard(len(self.parts), part), self.columns), frozenset(self.files())
         rows = (with_picture(row, self.columns.picture, files) for row in stream)
         return read_rows(rows, self.columns, f"{self.parts[part]} row", 0, remote=any(map(is_remote, files)))
 
