@@ -120,19 +120,13 @@ def naming_damage(path: str | Path) -> Iterator[None]:
     except MemoryError as error:  # pyarrow's is an ArrowException too
         raise MemoryError(f"not enough memory to read {path}: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise damage(path, error) from None
-
-
-def damage(path: str | Path, error: Exception) -> DamagedShard:
-    return DamagedShard(f"{path} is damaged or no shard: {' '.join(str(error).split())}")
+        raise DamagedShard(f"{path} is damaged or no shard: {' '.join(str(error).split())}") from None
 
 
 def shard_sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a shard; DamagedShard if it cannot be read."""
-    try:
+    with naming_damage(path):
         return sha256_file(path)
-    except OSError as error:
-        raise damage(path, error) from None
 
 
 @contextmanager
