@@ -109,7 +109,6 @@ class DecodePool:
     ):
         self.decoding = decoding
         self.limits = memory_bytes, cpu_limit_s
-        self.depth = 2 * workers
         self.group_size = min(GROUP_SIZE, max(1, GROUP_BYTES // max_bytes(decoding)))
         # Each thread waits for the answers of one process.
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -128,8 +127,8 @@ class DecodePool:
                 worker.kill()
 
     def map(self, items: Iterable[Sample | Other]) -> Iterator[Result | Other]:
-        """The result of each sample, in order; anything else is passed through in its place. At most `depth` groups of
-        samples and WAITING_BYTES of pictures are read ahead."""
+        """The result of each sample, in order; anything else is passed through in its place. At most two groups of
+        samples for each worker, and WAITING_BYTES of pictures, are read ahead."""
         waiting: deque[tuple[int, Future[Any]]] = deque()
         for item in groups(items, self.group_size):
             if isinstance(item, list):
@@ -138,7 +137,7 @@ class DecodePool:
                 passed: Future[Any] = Future()
                 passed.set_result([item])
                 waiting.append((0, passed))
-            while len(waiting) > self.depth or sum(size_bytes for size_bytes, _ in waiting) > WAITING_BYTES:
+            while len(waiting) > 2 * self.workers or sum(size_bytes for size_bytes, _ in waiting) > WAITING_BYTES:
                 yield from waiting.popleft()[1].result()
         for _, future in waiting:
             yield from future.result()
