@@ -15,9 +15,6 @@ from tests.tiny import tiny_vqgan
 COLOURS = ("red", "green", "blue", "orange", "purple", "black")
 
 
-EMOJI = Path(__file__).parents[1] / "data" / "emoji"
-
-
 @pytest.fixture(autouse=True)
 def _one_decoder(monkeypatch):
     """Runs that choose no number of decoding processes start one, since each takes as long as all of a small run."""
@@ -46,7 +43,7 @@ def decode_here(monkeypatch):
 @pytest.fixture(scope="session")
 def emoji():
     """200 real pictures with captions."""
-    return EMOJI
+    return Path(__file__).parents[1] / "data" / "emoji"
 
 
 @pytest.fixture

@@ -46,11 +46,11 @@ def random_codes(vqgan, count, seed=0):
     return np.random.default_rng(seed).integers(0, config.codebook_size, size, dtype=np.int16)
 
 
-def write_folder(folder, vqgan, parts, *, note=True, rejected=None):
+def write_folder(folder, vqgan, parts, *, rejected=None):
     """A finished folder: one shard for each list of rows."""
     fingerprint = vqgan.fingerprint()
     shards = tuple(
-        write_shard(folder / f"shard-{number:05d}.parquet", rows, vqgan=fingerprint if note else None)
+        write_shard(folder / f"shard-{number:05d}.parquet", rows, vqgan=fingerprint)
         for number, rows in enumerate(parts)
     )
     kept, rejected = sum(map(len, parts)), rejected or {}

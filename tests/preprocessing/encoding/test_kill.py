@@ -18,12 +18,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(vqgan, tmp_path_factory):
+def undisturbed(emoji, vqgan, tmp_path_factory):
     """What a run leaves that nobody touches."""
     out = tmp_path_factory.mktemp("undisturbed")
-    source = open_source(ROOT / "tests" / "data" / "emoji", 8)
     rules = Rules(min_caption_length=12, max_hash_distance=20)
-    info = preprocess(source, out, vqgan, batch_size=5, flip=True, explain=True, rules=rules)
+    info = preprocess(open_source(emoji, 8), out, vqgan, batch_size=5, flip=True, explain=True, rules=rules)
     assert info.counts.rejected["duplicate"] > 3
     return contents(out)
 

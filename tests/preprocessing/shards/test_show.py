@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,12 +25,11 @@ def folder(tmp_path, vqgan):
 
 
 @pytest.fixture(scope="module")
-def emoji_shards(tmp_path_factory):
+def emoji_shards(emoji, tmp_path_factory):
     """12 real pictures encoded by the bundled VQGAN, which is float32 on the CPU; the pictures; the folder."""
     vqgan = VQGAN.load(bundled_model() / "vqgan")
-    source = Path(__file__).parents[2] / "data" / "emoji"
-    lines = [json.loads(line) for line in (source / "metadata.jsonl").read_text().splitlines()[:12]]
-    files = [(source / line["file_name"]).read_bytes() for line in lines]
+    lines = [json.loads(line) for line in (emoji / "metadata.jsonl").read_text().splitlines()[:12]]
+    files = [(emoji / line["file_name"]).read_bytes() for line in lines]
     pixels = np.stack([square_pixels(open_picture(file), vqgan.config.picture_side) for file in files])
     codes = vqgan.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255).numpy()
     folder = write_folder(tmp_path_factory.mktemp("emoji"), vqgan, [make_rows(codes)])
