@@ -7,7 +7,6 @@ a promise, and how many bytes the memory grew.
 import io
 import json
 import random
-import re
 import struct
 import sys
 import tempfile
@@ -26,7 +25,8 @@ from preprocessing.encoding.decoding import Candidate, Decoding
 from preprocessing.sources import Sample
 from preprocessing.sources.parquet import ParquetShards
 from preprocessing.sources.tar import TarShards
-from tests.preprocessing.shards_of_pictures import emoji_rows, tar_bytes, tar_members
+from tests.preprocessing.processes import peak_bytes
+from tests.preprocessing.shards_of_pictures import emoji_rows, encoded, tar_bytes, tar_members
 
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
 MAX_PIXELS = 2**20
@@ -84,12 +84,6 @@ SPOIL: list[Callable[[bytes, random.Random], bytes]] = [
 ]  # fmt: skip
 
 
-def saved(image: Image.Image, format: str, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
-
-
 def png_that_claims(width: int, height: int) -> bytes:
     """A small PNG with a sound header of any size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
@@ -106,30 +100,30 @@ def pictures() -> list[bytes]:
     rotated = Image.Exif()
     rotated[0x0112] = 6
     return [
-        saved(image, "JPEG", quality=90),
-        saved(image, "JPEG", progressive=True, exif=rotated),
-        saved(image.convert("CMYK"), "JPEG"),
-        saved(image.convert("L"), "JPEG"),
-        saved(frames[0], "PNG"),
-        saved(image.quantize(16), "PNG", transparency=3),
-        saved(Image.fromarray(grey.astype(np.uint16) * 257), "PNG"),
-        saved(image.convert("1"), "PNG"),
-        saved(image.convert("LA"), "PNG", exif=rotated),
-        saved(frames[0], "PNG", save_all=True, append_images=frames[1:]),
-        saved(frames[0], "WEBP", lossless=True),
-        saved(frames[0], "WEBP", save_all=True, append_images=frames[1:], exif=rotated),
-        saved(image, "GIF", save_all=True, append_images=frames[1:]),
-        saved(image, "BMP"),
-        saved(image.quantize(16), "BMP"),
-        saved(image, "TIFF", compression="tiff_lzw"),
-        saved(image.convert("CMYK"), "TIFF", compression="tiff_adobe_deflate"),
-        saved(Image.fromarray(grey.astype(np.uint16) * 257), "TIFF"),
-        saved(image, "TIFF", compression="jpeg", save_all=True, append_images=frames[1:2]),
-        saved(Image.new("RGB", (2000, 1000)), "PNG"),
-        saved(Image.new("1", (3000, 3000)), "PNG"),
+        encoded(image, "JPEG", quality=90),
+        encoded(image, "JPEG", progressive=True, exif=rotated),
+        encoded(image.convert("CMYK"), "JPEG"),
+        encoded(image.convert("L"), "JPEG"),
+        encoded(frames[0], "PNG"),
+        encoded(image.quantize(16), "PNG", transparency=3),
+        encoded(Image.fromarray(grey.astype(np.uint16) * 257), "PNG"),
+        encoded(image.convert("1"), "PNG"),
+        encoded(image.convert("LA"), "PNG", exif=rotated),
+        encoded(frames[0], "PNG", save_all=True, append_images=frames[1:]),
+        encoded(frames[0], "WEBP", lossless=True),
+        encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], exif=rotated),
+        encoded(image, "GIF", save_all=True, append_images=frames[1:]),
+        encoded(image, "BMP"),
+        encoded(image.quantize(16), "BMP"),
+        encoded(image, "TIFF", compression="tiff_lzw"),
+        encoded(image.convert("CMYK"), "TIFF", compression="tiff_adobe_deflate"),
+        encoded(Image.fromarray(grey.astype(np.uint16) * 257), "TIFF"),
+        encoded(image, "TIFF", compression="jpeg", save_all=True, append_images=frames[1:2]),
+        encoded(Image.new("RGB", (2000, 1000)), "PNG"),
+        encoded(Image.new("1", (3000, 3000)), "PNG"),
         png_that_claims(1024, 1024),
         png_that_claims(2**31 - 1, 2**31 - 1),
-        saved(Image.new("L", (60_000, 60)), "GIF"),
+        encoded(Image.new("L", (60_000, 60)), "GIF"),
     ]  # fmt: skip
 
 
@@ -199,11 +193,6 @@ def spoil_shards(kind: str, shards: list[bytes], count: int, draw: random.Random
                 result = decoding(sample)
                 reasons["kept" if isinstance(result, Candidate) else result.reason] += 1
     return reasons, broken
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has had; getrusage would say what the process it was forked from has had."""
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def main(kind: str, count: int, seed: int) -> None:

@@ -25,6 +25,13 @@ def worker_processes() -> list[int]:
     return [one for one in children(os.getpid()) if b"preprocessing.encoding.decode_pool" in command_line(one)]
 
 
+def peak_bytes(pid: int | None = None) -> int:
+    """The most memory that `pid` (this process by default) has had; getrusage would say what the process it was forked
+    from has had."""
+    status = Path(f"/proc/{pid or os.getpid()}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
 def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()

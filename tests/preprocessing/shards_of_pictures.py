@@ -10,15 +10,20 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 
-def emoji_rows(emoji: Path, count: int, first: int = 0) -> list[dict]:
-    """img2dataset's rows for some pictures: its metadata, and the JPEG under "jpg"."""
+def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
+    """A picture's file."""
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def emoji_rows(emoji: Path, count: int) -> list[dict]:
+    """img2dataset's rows for the first pictures: its metadata, and the JPEG under "jpg"."""
     rows = []
-    lines = (emoji / "metadata.jsonl").read_text().splitlines()[first : first + count]
-    for number, line in enumerate(lines, start=first):
+    for number, line in enumerate((emoji / "metadata.jsonl").read_text().splitlines()[:count]):
         listed = json.loads(line)
         with Image.open(emoji / listed["file_name"]) as image:
-            file = io.BytesIO()
-            image.convert("RGB").save(file, "JPEG", quality=95)
+            picture = encoded(image.convert("RGB"), "JPEG", quality=95)
         rows.append(
             {
                 "caption": listed["text"],
@@ -32,7 +37,7 @@ def emoji_rows(emoji: Path, count: int, first: int = 0) -> list[dict]:
                 "original_width": 512 + number,
                 "original_height": 512,
                 "exif": "{}",
-                "jpg": file.getvalue(),
+                "jpg": picture,
             }
         )
     return rows

@@ -1,6 +1,5 @@
 """Decoding in worker processes."""
 
-import io
 import os
 import pickle
 import shutil
@@ -18,15 +17,10 @@ from preprocessing.encoding.decode_pool import GROUP_BYTES, GROUP_SIZE, DecodePo
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
 from preprocessing.sources import Sample
 from tests.preprocessing.deadly import Deadly, Trap
-from tests.preprocessing.processes import wait_for, worker_processes
+from tests.preprocessing.processes import peak_bytes, wait_for, worker_processes
+from tests.preprocessing.shards_of_pictures import encoded
 
 MIB = 2**20
-
-
-def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
 
 
 def sample(key: str, picture: bytes | None = None) -> Sample:
@@ -134,11 +128,6 @@ def test_idle_workers_that_were_killed_are_replaced(new_processes):
             assert [outcome(result) for result in pool.map([sample(f"{n}") for n in range(6)])] == ["kept"] * 6
             for pid in new_processes():
                 os.kill(pid, signal.SIGKILL)
-
-
-def peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def test_no_worker_takes_more_memory_than_the_cap(new_processes):

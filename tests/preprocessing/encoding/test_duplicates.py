@@ -1,4 +1,3 @@
-import io
 import random
 from itertools import combinations
 
@@ -8,6 +7,7 @@ from PIL import Image, ImageEnhance
 
 from dalle_lean.images.files import open_picture, square_pixels
 from preprocessing.encoding.duplicates import NearDuplicates, perceptual_hash
+from tests.preprocessing.shards_of_pictures import encoded
 
 MAX_DISTANCE = 6
 
@@ -16,20 +16,14 @@ def hash_of(picture: bytes) -> int:
     return perceptual_hash(square_pixels(open_picture(picture), 64))
 
 
-def saved(image: Image.Image, format: str, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
-
-
 COPIES = {
-    "jpeg 95": lambda image: saved(image, "JPEG", quality=95),
-    "jpeg 40": lambda image: saved(image, "JPEG", quality=40),
-    "webp": lambda image: saved(image, "WEBP", quality=60),
-    "gif": lambda image: saved(image, "GIF"),
-    "half the size": lambda image: saved(image.resize((48, 48), Image.Resampling.BICUBIC), "PNG"),
-    "twice the size": lambda image: saved(image.resize((192, 192), Image.Resampling.BICUBIC), "PNG"),
-    "brighter": lambda image: saved(ImageEnhance.Brightness(image).enhance(0.9), "JPEG", quality=90),
+    "jpeg 95": lambda image: encoded(image, "JPEG", quality=95),
+    "jpeg 40": lambda image: encoded(image, "JPEG", quality=40),
+    "webp": lambda image: encoded(image, "WEBP", quality=60),
+    "gif": lambda image: encoded(image, "GIF"),
+    "half the size": lambda image: encoded(image.resize((48, 48), Image.Resampling.BICUBIC), "PNG"),
+    "twice the size": lambda image: encoded(image.resize((192, 192), Image.Resampling.BICUBIC), "PNG"),
+    "brighter": lambda image: encoded(ImageEnhance.Brightness(image).enhance(0.9), "JPEG", quality=90),
 }
 
 
