@@ -14,8 +14,8 @@ from benchmarks.commands import (
     published_page,
     run,
 )
-from dalle_lean.cli import main
 from tests.foreign import foreign_folder
+from tests.preprocessing.runs import run_command
 
 JOBS = {
     "benchmark": "speed",
@@ -105,9 +105,7 @@ def test_a_benchmark_runs_no_code_of_the_current_folder(monkeypatch, tmp_path, c
 
 def test_one_that_fails_is_told_and_the_others_still_run(monkeypatch, capsys):
     monkeypatch.setattr(commands, "run", lambda module, arguments: JOBS if module == "speed" else None)
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "optimizer", "jobs"])
-    assert end.value.code == 2
+    assert run_command("bench", "optimizer", "jobs") == 2
     said = capsys.readouterr()
     assert "train samples/s" in said.out
     assert "error: 1 of the benchmarks did not finish: optimizer" in said.err
@@ -116,8 +114,7 @@ def test_one_that_fails_is_told_and_the_others_still_run(monkeypatch, capsys):
 def test_full_runs_are_as_published_and_the_reference_goes_to_those_that_take_it(monkeypatch, capsys):
     asked = {}
     monkeypatch.setattr(commands, "run", lambda module, arguments: asked.update({module: arguments}))
-    with pytest.raises(SystemExit):
-        main(["bench", "--full", "--reference", "PYTHON"])
+    run_command("bench", "--full", "--reference", "PYTHON")
     assert asked == {
         "sampling": ["--reference", "PYTHON"],
         "training": ["--reference", "PYTHON"],
@@ -130,9 +127,7 @@ def test_full_runs_are_as_published_and_the_reference_goes_to_those_that_take_it
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["optimizer", "jobs"])
 def test_a_benchmark_runs_from_the_command_line(what, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["bench", what])
-    assert end.value.code == 0
+    assert run_command("bench", what) == 0
     out = capsys.readouterr().out
     assert f"python -m benchmarks.{BENCHMARKS[BenchmarkName(what)].module}" in out
     assert "/s" in out.splitlines()[-2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dalle_lean.cli import main
+from tests.preprocessing.runs import run_command
 from training.run.checkpoint import NAME as CHECKPOINT
 from training.run.folder import run_folder
 
@@ -18,9 +18,7 @@ COMMANDS = ["train", "train-vqgan", "train-clip", "train-things"]
 
 def refusal(word, data, out, capsys):
     """The one line with which a command ends."""
-    with pytest.raises(SystemExit) as end:
-        main([word, str(data), str(out), "--steps", "1", "--device", "cpu"])
-    assert end.value.code == 2
+    assert run_command(word, data, out, "--steps", 1, "--device", "cpu") == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from dalle_lean.cli import main
 from dalle_lean.images.image_folder import Unusable
 from dalle_lean.images.thing_classifier import ThingClassifier
+from tests.preprocessing.runs import run_command
 from tests.training.picture_runs import cut_after, killed_after, metrics, train_on_pictures
 from training.data.augmentation import augment
 from training.run.progress import TrainingDiverged
@@ -169,9 +169,7 @@ def test_a_recipe_out_of_range_is_refused(setting, message):
 
 def test_a_folder_that_names_no_things_is_refused_in_one_line(tmp_path, capsys):
     write_lines(tmp_path, [{"file_name": "0.png", "text": "a ball"}])
-    with pytest.raises(SystemExit) as ended:
-        main(["train-things", str(tmp_path), str(tmp_path / "out")])
-    assert ended.value.code == 2
+    assert run_command("train-things", tmp_path, tmp_path / "out") == 2
     assert "has no usable line: {'no things named': 1}" in capsys.readouterr().err
 
 
