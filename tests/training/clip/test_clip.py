@@ -124,8 +124,7 @@ def test_pictures_can_be_shown_as_a_vqgan_decodes_them(folder, tmp_path):
     assert set(end.measured) == {"right_caption_first", "decoded_right_caption_first"}
     decoded = torch.from_numpy(np.load(tmp_path / "out/decoded.npy"))
     assert decoded.shape == (12, 3, 32, 32)
-    plain = ClipRecipe(**{**TINY, "steps": 2})
-    train_clip(folder, tmp_path / "plain", plain, heldout=folder)
+    train_clip(folder, tmp_path / "plain", recipe, heldout=folder)
     assert metrics(tmp_path / "plain")[0] != metrics(tmp_path / "out")[0]
 
 

@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+from tests.preprocessing.processes import wait_for
 from training.data.prefetch import prefetch
 
 
@@ -28,18 +29,10 @@ def test_no_more_is_made_ahead_than_asked_for():
 
     ahead = prefetch(items(), 3)
     assert next(ahead) == 0
-    until(lambda: len(made) == 5)  # one given, four waiting
+    wait_for(lambda: len(made) == 5)  # one given, four waiting
     time.sleep(0.05)
     assert len(made) == 5
     assert list(ahead) == list(range(1, 20))
-
-
-def until(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError
 
 
 def test_what_is_raised_in_the_thread_is_raised_to_the_reader_after_what_came_before(started):

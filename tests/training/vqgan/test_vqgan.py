@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, codebook_use
 from tests.tiny import VQGAN_CONFIG
-from tests.training.picture_runs import cut_after, killed_after, train_on_pictures
+from tests.training.picture_runs import cut_after, killed_after, metrics, train_on_pictures
 from training.data.image_text import read_pictures
 from training.data.picture_batches import shuffled_batches
-from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
 from training.vqgan.codebook import GumbelLearner, NearestLearner
 from training.vqgan.learner import VQGANLearner
@@ -32,12 +31,8 @@ TINY = VQGANRecipe(
 )
 
 
-def lines(out: Path) -> list[dict]:
-    return read_metrics(out / "metrics.jsonl")
-
-
 def losses(out: Path) -> list[float]:
-    return [line["loss"] for line in lines(out) if "loss" in line]
+    return [line["loss"] for line in metrics(out) if "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +59,7 @@ def test_training_lowers_the_loss_and_reports_the_psnr(trained):
     loss = losses(trained)
     assert len(loss) == TINY.steps
     assert sum(loss[-10:]) < 0.8 * sum(loss[:10])
-    psnr = [line["heldout_psnr_db"] for line in lines(trained) if "heldout_psnr_db" in line]
+    psnr = [line["heldout_psnr_db"] for line in metrics(trained) if "heldout_psnr_db" in line]
     assert len(psnr) >= 2
     assert all(8 < value < 40 for value in psnr)
 
@@ -77,7 +72,7 @@ def test_what_is_shipped_is_what_was_measured_last(trained, emoji):
     images = heldout.float() / 255
     with torch.autocast("cpu", torch.bfloat16):
         error = (vqgan.decode(vqgan.encode(images)) - images).double().square().mean()
-    last = lines(trained)[-1]
+    last = metrics(trained)[-1]
     assert last["heldout_psnr_db"] == pytest.approx(float(-10 * error.log10()), abs=1e-3)
     assert 0 < last["heldout_codes_used"] <= 1
     assert 1 <= last["heldout_codes_perplexity"] <= 32
@@ -221,7 +216,7 @@ def test_skipped_steps_are_counted_and_said_and_many_in_a_row_end_the_run(tmp_pa
     recipe = dataclasses.replace(TINY, max_skipped_in_row=3)
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* until step 9 .* state of step 5"):
         train_vqgan(EMOJI, tmp_path, recipe, on_progress=lambda done, total, note: notes.append(note))
-    assert [line["step"] for line in lines(tmp_path) if "skipped" in line] == [2, 4, 7, 8, 9]
+    assert [line["step"] for line in metrics(tmp_path) if "skipped" in line] == [2, 4, 7, 8, 9]
     assert "4 steps skipped (not finite)" in notes[-1]
     assert not (tmp_path / "model.safetensors").exists()
 
