@@ -42,11 +42,7 @@ class SimilarPictures:
         self.varied = {
             group for group, rows in self.rows_of.items() if len({self.other_fields[row] for row in rows}) > 1
         }
-        """Groups whose pictures differ in other fields."""
-
-    def has_negatives(self, row: int) -> bool:
-        """Whether the pictures in its group differ in other fields."""
-        return self.groups[row] in self.varied
+        """Groups whose pictures differ in other fields, and so have hard negatives."""
 
     def negatives(self, row: int, random: Random) -> Iterator[int]:
         """Hard negatives of a picture and of each other, in random order, chosen greedily."""
@@ -120,7 +116,7 @@ class HardNegatives:
         """The first kind with hard negatives of the row, starting at number `first` (cyclic); None if there is none."""
         kinds = self.kinds
         by_turns = (kinds[(first + number) % len(kinds)] for number in range(len(kinds)))
-        return next((kind for kind in by_turns if kind.has_negatives(row)), None)
+        return next((kind for kind in by_turns if kind.groups[row] in kind.varied), None)
 
     def _add(self, rows: dict[str, int], candidates: Iterable[int], most: int) -> None:
         """Add candidates whose captions are not in `rows`, until it has `most`."""

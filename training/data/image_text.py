@@ -162,13 +162,11 @@ def read_lines(
         Pixels(pixels[: len(used)]),
         captions=[labels[number] for number in used],
         skipped=skipped + Counter(report["skipped"]),
-        attributes=[attributes_of(entries[number], fields) for number in used],
+        attributes=[
+            {name: json.dumps(entries[number][name], sort_keys=True) for name in fields if name in entries[number]}
+            for number in used
+        ],
     )
-
-
-def attributes_of(entry: Line, fields: Sequence[str]) -> Attributes:
-    """These fields of a line, as `Attributes`."""
-    return {name: json.dumps(entry[name], sort_keys=True) for name in fields if name in entry}
 
 
 def hold_out(data: ImageTextPairs, share: float, seed: int) -> tuple[ImageTextPairs, ImageTextPairs]:
