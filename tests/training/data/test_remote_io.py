@@ -36,29 +36,23 @@ def test_a_kind_of_storage_that_is_not_known_is_refused_at_once():
         find_shards("nowhere://shards", patience=Patience(first_wait_s=60))
 
 
-class Faults:
-    """What the server does wrong with its next answers to GET, one fault an answer; HEAD before it is refused too."""
-
-    def __init__(self):
-        self.coming, self.gone, self.gone_status = [], set(), 404
-        self.gives_parts = True
-
-
 class Handler(BaseHTTPRequestHandler):
-    """Serves a folder with ranges, as storage on the Web does."""
+    """Serves a folder with ranges, as storage on the Web does.
+
+    The server's `coming` are the faults of its next answers to GET, one an answer; HEAD before one is refused too.
+    """
 
     def log_message(self, *_):
         pass
 
     def do_HEAD(self):
-        if self.server.faults.coming[:1] == ["refuse"]:
+        if self.server.coming[:1] == ["refuse"]:
             self.send_error(503)
         else:
             self.answer(body=False)
 
     def do_GET(self):
-        faults = self.server.faults
-        fault = faults.coming.pop(0) if faults.coming else None
+        fault = self.server.coming.pop(0) if self.server.coming else None
         if fault == "refuse":
             self.send_error(503)
         elif fault == "hang":
@@ -71,11 +65,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, body, cut=False):
         path = self.server.folder / self.path.lstrip("/")
-        if not path.is_file() or path.name in self.server.faults.gone:
-            self.send_error(self.server.faults.gone_status)
+        if not path.is_file() or path.name in self.server.gone:
+            self.send_error(self.server.gone_status)
             return
         content = path.read_bytes()
-        asked = self.server.faults.gives_parts and re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        asked = self.server.gives_parts and re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         start, end = (int(asked[1]), min(int(asked[2]) + 1, len(content))) if asked else (0, len(content))
         self.send_response(206 if asked else 200)
         self.send_header("Accept-Ranges", "bytes")
@@ -90,7 +84,8 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(shards):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.folder, server.faults = shards, Faults()
+    server.folder, server.coming, server.gone, server.gone_status = shards, [], set(), 404
+    server.gives_parts = True
     with serving(server) as server.url:
         yield server
 
@@ -126,7 +121,7 @@ def test_the_batches_of_a_url_are_those_of_the_folder_behind_it(server, remote, 
 def test_a_fault_of_the_remote_is_told_and_tried_again_and_nothing_is_lost(
     server, remote, shards, tokenizer, noticed, fault
 ):
-    server.faults.coming = [None, fault, fault, None, None, fault]
+    server.coming = [None, fault, fault, None, None, fault]
     assert_same(batches(remote, tokenizer), batches(find_shards(shards), tokenizer))
     assert len(noticed) >= 3
     assert all("cannot be read" in line and "trying again in" in line for line in noticed)
@@ -168,7 +163,7 @@ def test_a_read_that_fails_after_a_long_while_is_tried_again():
 
 
 def test_a_remote_that_stays_away_ends_the_reading_and_is_no_damaged_shard(server, remote, tokenizer, noticed):
-    server.faults.coming = ["refuse"] * 10_000
+    server.coming = ["refuse"] * 10_000
     impatient = replace(remote, patience=replace(HASTY, give_up_s=0.3))
     with pytest.raises(Unreachable, match=r"parquet could not be read for 0.3 s \(.*503"):
         batches(impatient, tokenizer)
@@ -176,7 +171,7 @@ def test_a_remote_that_stays_away_ends_the_reading_and_is_no_damaged_shard(serve
 
 
 def test_an_outage_while_a_shard_is_opened_is_waited_for(server, noticed):
-    server.faults.coming = ["refuse"] * 3
+    server.coming = ["refuse"] * 3
     file = RemoteFile(f"{server.url}/shard-00000.parquet", replace(HASTY, timeout_s=10), noticed.append)
     assert file.size == (server.folder / "shard-00000.parquet").stat().st_size
     assert len(noticed) == 3
@@ -204,7 +199,7 @@ def test_a_storage_that_gives_the_reason_why_a_file_is_missing_is_asked_once(mon
 def test_a_shard_that_is_not_there_is_passed_over_at_once(server, noticed, status):
     patience = replace(HASTY, timeout_s=10)
     remote = find_shards(server.url, patience=patience, on_notice=noticed.append)
-    server.faults.gone, server.faults.gone_status = {"shard-00001.parquet"}, status
+    server.gone, server.gone_status = {"shard-00001.parquet"}, status
     rows = [key for window, position in islice(training_data(remote).windows(), 8) for key in window.keys]
     assert all(int(key.removeprefix("picture-")) // 32 != 1 for key in rows)
     assert len(noticed) == 1
@@ -214,7 +209,7 @@ def test_a_shard_that_is_not_there_is_passed_over_at_once(server, noticed, statu
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_remote_that_refuses_access_is_asked_once_and_is_no_damaged_shard(server, remote, noticed, status):
-    server.faults.gone, server.faults.gone_status = {"shard-00001.parquet"}, status
+    server.gone, server.gone_status = {"shard-00001.parquet"}, status
     with pytest.raises(Refused, match=rf"shard-00001\.parquet: its storage refuses access.*{status}"):
         list(islice(training_data(remote).windows(), 100))
     with pytest.raises(Refused, match="refuses access"):
@@ -223,7 +218,7 @@ def test_a_remote_that_refuses_access_is_asked_once_and_is_no_damaged_shard(serv
 
 
 def test_a_server_that_gives_no_parts_of_a_file_is_refused_at_once(server, remote, noticed):
-    server.faults.gives_parts = False
+    server.gives_parts = False
     with pytest.raises(Refused, match=r"does not give parts of a file, byte ranges.*copy the file here"):
         list(islice(training_data(remote).windows(), 8))
     assert not noticed
@@ -262,7 +257,7 @@ def test_a_run_on_remote_shards_is_the_run_on_their_folder(server, shards, tmp_p
     caplog.set_level("INFO", "training")
     recipe = load_recipe("tiny")
     train(shards, tmp_path / "local", recipe)
-    server.faults.coming = [None] * 3 + ["refuse"]
+    server.coming = [None] * 3 + ["refuse"]
     train(server.url, tmp_path / "remote", recipe)
     assert losses(tmp_path / "remote") == losses(tmp_path / "local")
     assert any("trying again" in line for line in caplog.messages)
@@ -275,7 +270,7 @@ def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards
     tries = []
 
     def away():
-        server.faults.coming = ["refuse"] * 10_000
+        server.coming = ["refuse"] * 10_000
 
     class PressAtSecondTry(logging.Handler):
         def emit(self, record):
@@ -288,14 +283,14 @@ def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards
     with pytest.raises(KeyboardInterrupt):
         train(server.url, tmp_path / "run", recipe, on_progress=at_step(3, away))
     assert 3 <= saved_progress(tmp_path / "run")["step"] < 30
-    server.faults.coming = []
+    server.coming = []
     train(server.url, tmp_path / "run", recipe)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def test_a_wait_for_a_batch_says_what_is_being_read(remote, server, tokenizer, noticed, monkeypatch):
     monkeypatch.setattr("training.data.prefetch.wait_for", partial(in_haste, wait_for))
-    server.faults.coming = [None, None, "hang"]
+    server.coming = [None, None, "hang"]
     data = training_data(replace(remote, patience=replace(HASTY, timeout_s=10)))
     assert len(list(islice(data.ahead(data.batches(20, tokenizer, 6)), 3))) == 3
     assert any(re.fullmatch(r"still waiting for data after \d+ s: reading http.*\.parquet", line) for line in noticed)
