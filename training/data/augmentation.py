@@ -7,16 +7,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SHIFT, SCALE = 0.06, 0.1
+"""The largest of `jitter`, in shares of the side."""
+
 
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift each picture [B, 3, S, S] by up to 6 % of its side and scale it by up to 10 %; edge pixels repeat.
+    """Shift each picture [B, 3, S, S] by up to SHIFT of its side and scale it by 1 +- SCALE; edge pixels repeat.
 
     No mirroring, no change of colour: captions mention left, right and colours.
     """
     draws = torch.rand(len(pixels), 3, generator=generator) * 2 - 1
     theta = torch.zeros(len(pixels), 2, 3)
-    theta[:, 0, 0] = theta[:, 1, 1] = 1 + 0.1 * draws[:, 0]
-    theta[:, :, 2] = 0.12 * draws[:, 1:]  # the grid spans -1..1
+    theta[:, 0, 0] = theta[:, 1, 1] = 1 + SCALE * draws[:, 0]
+    theta[:, :, 2] = 2 * SHIFT * draws[:, 1:]  # the grid spans -1..1
     grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
     return F.grid_sample(pixels, grid.to(pixels.device), padding_mode="border", align_corners=False)
 
