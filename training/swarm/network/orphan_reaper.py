@@ -69,13 +69,13 @@ def marked(mark: str) -> list[psutil.Process]:
 def end_all(processes: Iterable[psutil.Process]) -> None:
     """Kill processes and their descendants, this one excepted."""
     for process in processes:
-        end_children(process)
+        with suppress(psutil.NoSuchProcess):
+            end_all(process.children())
         with suppress(psutil.NoSuchProcess):
             if process.pid != os.getpid():
                 process.kill()
 
 
-def end_children(process: psutil.Process | None = None) -> None:
-    """Kill the descendants of a process, by default of this one."""
-    with suppress(psutil.NoSuchProcess):
-        end_all((process or psutil.Process()).children())
+def end_children() -> None:
+    """Kill the descendants of this process."""
+    end_all(psutil.Process().children())
