@@ -64,6 +64,7 @@ def newcomer(address):
 def run(settings, helper):
     """The folder of a run that the helper serves."""
     folder, content = settings
+    (folder / "public").mkdir(exist_ok=True)
     write_settings(folder / "swarm.toml", content)
     offer_run(helper, folder)
     yield folder
@@ -126,14 +127,12 @@ def test_a_helper_offers_no_file_that_newcomers_would_not_take(run, helper, monk
 
 
 def test_what_lies_in_the_public_folder_is_handed_out_as_it_is_now(run, newcomer, address):
-    (run / "public").mkdir(exist_ok=True)
     for content in (b"{}", b"{1}"):
         (run / "public" / "attested-Qm1.json").write_bytes(content)
         assert fetch_public(newcomer, address, "attested-Qm1.json") == content
 
 
 def test_a_large_public_file_is_handed_out_in_chunks(run, newcomer, address):
-    (run / "public").mkdir(exist_ok=True)
     content = bytes(offer.CHUNK_BYTES) + b"the end"
     (run / "public" / "large").write_bytes(content)
     pieces = [fetch_public(newcomer, address, "large", start) for start in (0, offer.CHUNK_BYTES, len(content))]
@@ -145,7 +144,6 @@ def test_a_large_public_file_is_handed_out_in_chunks(run, newcomer, address):
 def test_a_chunk_that_is_larger_than_helpers_send_is_refused_from_one_and_left_out_of_several(
     run, newcomer, address, monkeypatch
 ):
-    (run / "public").mkdir(exist_ok=True)
     (run / "public" / "large").write_bytes(bytes(8))
     monkeypatch.setattr(offer, "CHUNK_BYTES", 7)  # here, not in the helper's process
     with pytest.raises(Unanswered, match="sends more than 7 bytes of a file at once"):
@@ -156,7 +154,6 @@ def test_a_chunk_that_is_larger_than_helpers_send_is_refused_from_one_and_left_o
 @pytest.mark.parametrize("method", ["rpc_read", "rpc_read_public"])
 @pytest.mark.parametrize("name", ["../swarm.toml", "../id", "absent.json", ".hidden", ""])
 def test_nothing_else_is_handed_out(run, newcomer, address, method, name):
-    (run / "public").mkdir(exist_ok=True)
     (run / "public" / ".hidden").write_bytes(b"secret")
     with pytest.raises(Unanswered, match="no file"):
         offer.call(newcomer, address, method, uid=name, metadata=0, is_json=False)

@@ -49,8 +49,7 @@ def test_the_log_of_a_long_run_stays_small(tmp_path):
 
 @pytest.mark.swarm
 @pytest.mark.parametrize(("unanswered", "joins"), [(1, True), (2, False)])
-def test_peers_too_busy_for_the_first_ping_are_asked_once_more(monkeypatch, unanswered, joins):
-    first = open_dht((), client_mode=False, listen=("/ip4/127.0.0.1/tcp/0",))
+def test_peers_too_busy_for_the_first_ping_are_asked_once_more(dht, monkeypatch, unanswered, joins):
     tries = []
 
     def start(**options):
@@ -60,13 +59,10 @@ def test_peers_too_busy_for_the_first_ping_are_asked_once_more(monkeypatch, unan
         return Node(**options)
 
     monkeypatch.setattr(network, "Node", start)
-    addresses = [str(address) for address in first.get_visible_maddrs()]
-    try:
-        if joins:
-            open_dht(addresses, client_mode=True).shutdown()
-        else:
-            with pytest.raises(UserError, match="cannot join the swarm through"):
-                open_dht(addresses, client_mode=True)
-    finally:
-        first.shutdown()
+    addresses = [str(address) for address in dht.get_visible_maddrs()]
+    if joins:
+        open_dht(addresses, client_mode=True).shutdown()
+    else:
+        with pytest.raises(UserError, match="cannot join the swarm through"):
+            open_dht(addresses, client_mode=True)
     assert len(tries) == 2

@@ -183,9 +183,7 @@ def test_a_fingerprint_says_what_differs(settings):
 
 
 def test_a_port_that_is_taken_is_a_problem():
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
+    with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         assert check_port(port).level == PROBLEM
     assert check_port(port).level == OK
@@ -227,9 +225,7 @@ def test_an_announced_address_has_the_port_that_is_listened_on_unless_it_names_a
 def test_a_port_of_ones_own_that_is_taken_is_refused_before_all_else(settings, tmp_path):
     write_settings(tmp_path / "swarm.toml", settings)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
+    with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--listen {port}: another program uses this port"):
             survey([str(tmp_path)], JoinOptions(listen=port), lambda check: None)
