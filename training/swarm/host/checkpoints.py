@@ -96,6 +96,11 @@ def list_checkpoints(run_dir: Path, on_notice: OnNotice) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
+def newest_checkpoint(run_dir: Path) -> Checkpoint | None:
+    """The newest readable one; None before the first. Reports nothing: the donors report unreadable ones."""
+    return next(reversed(list_checkpoints(run_dir, silent)), None)
+
+
 def steps_to_keep(steps: Iterable[int], every: int) -> set[int]:
     """Of checkpoints at intervals of `every`, the newest KEPT_NEWEST and about one in KEPT_ONE_IN older ones."""
     ordered = sorted(steps)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dalle_lean.io.model_card import model_files
 from dalle_lean.io.publish import publish
 from dalle_lean.progress import OnNotice
-from training.swarm.host.checkpoints import list_checkpoints
+from training.swarm.host.checkpoints import newest_checkpoint
 
 POLL_S = 5.0
 RETRY_S = 60.0
@@ -30,10 +30,9 @@ class CheckpointPublisher:
 
     def publish_newest(self) -> bool:
         """Publish the newest checkpoint unless it is published; False upon failure. Each error is reported once."""
-        kept = list_checkpoints(self.run_dir, lambda _: None)  # the donor reports damaged ones
-        if not kept or kept[-1].step == self.published_step:
+        newest = newest_checkpoint(self.run_dir)
+        if newest is None or newest.step == self.published_step:
             return True
-        newest = kept[-1]
         step, loss = newest.step, newest.heldout_loss
         facts = {
             "run": newest.run,

@@ -11,9 +11,9 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_bytes, write_json
-from dalle_lean.progress import OnNotice, silent
+from dalle_lean.progress import OnNotice
 from training.swarm.averaging.attestation import Credit
-from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
+from training.swarm.host.checkpoints import Checkpoint, newest_checkpoint
 from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
 from training.swarm.observe.leaderboard import Contributor, Leaderboard
 from training.swarm.observe.monitor import Monitor
@@ -118,8 +118,7 @@ class Site:
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest of the run's folder; None before the first, and on other machines than the host's."""
-        found = [] if self.run_dir is None else list_checkpoints(self.run_dir, silent)  # the donors report damaged ones
-        return found[-1] if found else None
+        return None if self.run_dir is None else newest_checkpoint(self.run_dir)
 
     def pack(self, newest: Checkpoint | None) -> None:
         """Pack a checkpoint for the page, unless it is packed or damaged; why it cannot be is reported once."""
@@ -127,14 +126,14 @@ class Site:
             return
         try:
             model_file.pack(newest, self.run_dir / PUBLIC)
-            self.packed = newest.step, newest.saved_at
-        except ValueError as error:
-            self.on_notice(f"the checkpoint of step {newest.step} stays off the page: {error}")
-            self.packed = newest.step, newest.saved_at
         except OSError as error:  # the disk may be full: the next refresh tries again
             if newest.step != self.unpacked_step:
                 self.on_notice(f"the checkpoint of step {newest.step} is not on the page yet: {error}")
             self.unpacked_step = newest.step
+            return
+        except ValueError as error:
+            self.on_notice(f"the checkpoint of step {newest.step} stays off the page: {error}")
+        self.packed = newest.step, newest.saved_at
 
     def state(self, overview: Overview | None) -> str:
         """The `run_state`."""
