@@ -39,7 +39,7 @@ from training.swarm.host.checkpoints import Checkpoints, finish_rollback, has_in
 from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import check_ip, free_ports, outward_ip
-from training.swarm.network.bootstrap_service import fetch_run, first_answer
+from training.swarm.network.bootstrap_service import TOKENIZER, fetch_run, first_answer
 from training.swarm.network.dht import open_dht
 
 HELPERS = 2
@@ -110,12 +110,17 @@ def make_run(
         lacks_vqgan = vqgan is None and (known is None or previous.vqgan is None)
         if lacks_vqgan and init is not None and holds_vqgan_of(init, shards.info):
             vqgan = init / "vqgan"
-        settings = new_settings(run_dir, data, shards, recipe, tokenizer, init)
-        key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
-        swarm = dataclasses.replace(
-            settings.swarm, name=name or slug(run_dir), min_peers=min_peers, first_weights=first_weights, run_key=key
+        recipe = with_tokenizer(run_dir, shards, recipe, tokenizer, init)
+        swarm = SwarmSection(
+            name=name or slug(run_dir),
+            min_peers=min_peers,
+            data=data if is_url(data) else str(Path(data).resolve()),
+            data_fingerprint=shards.fingerprint,
+            tokenizer_fingerprint=sha256_file(run_dir / TOKENIZER),
+            first_weights=first_weights,
+            run_key=before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public,
         )
-        settings = dataclasses.replace(settings, swarm=swarm, wire=wire, timing=timing)
+        settings = SwarmSettings(recipe=recipe, swarm=swarm, wire=wire, timing=timing)
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
         vqgan_fingerprint = shards.info.vqgan
@@ -179,13 +184,13 @@ def checked_admission(before: SwarmSettings | None, admission: str | None, has_l
     return admission
 
 
-def new_settings(
-    run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None, init: Path | None
-) -> SwarmSettings:
-    """Settings with the complete model; writes the run's tokenizer.json and vocabulary.json."""
-    path = run_dir / "tokenizer.json"
+def with_tokenizer(
+    run_dir: Path, shards: ShardSet, recipe: Recipe, tokenizer: Path | None, init: Path | None
+) -> Recipe:
+    """The recipe with the complete model; writes the run's tokenizer.json and vocabulary.json."""
+    path = run_dir / TOKENIZER
     if tokenizer is None and init is not None:
-        tokenizer = init / "tokenizer.json"
+        tokenizer = init / TOKENIZER
         if not tokenizer.is_file():
             raise UserError(f"{init} has no tokenizer.json: name its model's with --tokenizer")
     source = None if tokenizer is None else Tokenizer.from_file(tokenizer)
@@ -199,14 +204,7 @@ def new_settings(
         config = new_config(recipe, shards.info, source.vocab_size)  # before anything is written
         place_vocabulary(run_dir, init, training.mixed_captions())
         source.save(path)
-    return SwarmSettings(
-        recipe=dataclasses.replace(recipe, model=config.to_dict()),
-        swarm=SwarmSection(
-            data=data if is_url(data) else str(Path(data).resolve()),
-            data_fingerprint=shards.fingerprint,
-            tokenizer_fingerprint=sha256_file(path),
-        ),
-    )
+    return dataclasses.replace(recipe, model=config.to_dict())
 
 
 def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named: bool) -> SwarmSettings:
