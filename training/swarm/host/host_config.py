@@ -56,11 +56,11 @@ class HostConfig:
 
     @property
     def helpers(self) -> list[str]:
-        return [name for name in self.ports if name.startswith("helper")]
+        return [name for name in self.ports if role_in(name) == "helper"]
 
     @property
     def donors(self) -> list[str]:
-        return [name for name in self.ports if name.startswith("donor")]
+        return [name for name in self.ports if role_in(name) == "donor"]
 
     @property
     def leading(self) -> list[str]:
@@ -82,6 +82,11 @@ class HostConfig:
     def is_up(self, name: str) -> bool:
         """Whether this peer accepts connections."""
         return is_listening(self.local_host, self.ports[name])
+
+
+def role_in(name: str) -> str:
+    """The role of a peer of this name: "helper" or "donor"."""
+    return name.partition("-")[0]
 
 
 def identity_path(run_dir: Path, name: str) -> Path:

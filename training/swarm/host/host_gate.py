@@ -15,15 +15,11 @@ from training.swarm.admission.passes import HELPER
 from training.swarm.admission.service import begin_admission, issue_own
 from training.swarm.averaging.complaints import EVIDENCE, read_evidence
 from training.swarm.config import SwarmSettings
-from training.swarm.host.host_config import IDENTITIES, HostConfig, peer_id
+from training.swarm.host.host_config import IDENTITIES, HostConfig, peer_id, role_in
 
 RUN_KEY, HELPER_KEY = "run.key", "helper.key"
 """Files in identities/: the run's private key, and the key of a helper that runs elsewhere."""
 PASSES = "passes"
-
-
-def role_in(name: str) -> str:
-    return name.partition("-")[0]
 
 
 def run_key_file(run_dir: Path) -> Path:
