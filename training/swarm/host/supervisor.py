@@ -105,7 +105,6 @@ class Supervisor:
         self.probe()
         for peer in self.processes.values():
             self.forward_notices(peer)
-        for peer in self.processes.values():
             if peer.process is not None or time.monotonic() < peer.due_s or self.finished:
                 continue
             if self.host_config.is_up(peer.name):
@@ -133,10 +132,10 @@ class Supervisor:
 
     def start_page(self) -> None:
         """Start the process of the run's page, at low priority."""
-        helpers = (self.host_config.local_address(self.run_dir, name) for name in self.host_config.helpers)
+        helper = self.host_config.local_address(self.run_dir, self.host_config.helpers[0])
         program = ["nice", "-n", "10", sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()"]
         options = ["--run-dir", str(self.run_dir), "--out", str(self.run_dir / "watch"), *self.page_options]
-        self.launch(self.page, [*program, "monitor", next(helpers), *options], quiet=True)
+        self.launch(self.page, [*program, "monitor", helper, *options], quiet=True)
 
     def launch(self, peer: ManagedProcess, command: Sequence[str], *, quiet: bool = False) -> None:
         """Start a process with its own log, which gets only its errors if `quiet`."""
