@@ -192,9 +192,7 @@ class Checkpointer:
             self.saved_step = step
         self.on_change()
 
-    def close(
-        self, step: int, optimizer: SwarmOptimizer, model: Dalle, wait: Callable[[float], bool] = lambda _: True
-    ) -> None:
+    def close(self, step: int, optimizer: SwarmOptimizer, model: Dalle, wait: Callable[[float], bool]) -> None:
         """Save the state upon leaving; the final state is retried until it is saved or `wait(seconds)` is true."""
         if self.worker is not None:
             self.worker.join()

@@ -29,6 +29,7 @@ from training.swarm.network.owner_keys import owner_peer
 EXPIRATION_S = 90.0  # a peer without a newer record after this time has left
 MAX_CLOCK_ERROR_S = 30.0
 MAX_PEERS = 4096  # per run, since identities are free
+READ_TIMEOUT_S = 60.0
 
 
 class Count(ConstrainedInt):
@@ -125,13 +126,13 @@ def record_validators(run_id: str) -> list[RecordValidatorBase]:
     return [SchemaValidator(MetricsSchema, prefix=run_id), RSASignatureValidator()]
 
 
-def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> PeerRecords:
+def read_records(dht: hivemind.DHT, run_id: str) -> PeerRecords:
     """The current records that are well-formed and signed by their owners; counts the others.
 
     Asks every node that may store them, so that none can hide records.
     """
     future = dht.run_coroutine(partial(collect, run_id=run_id), return_future=True)
-    found, refused = future.result(timeout=timeout_s)
+    found, refused = future.result(timeout=READ_TIMEOUT_S)
     return PeerRecords({str(owner_peer(owner)): PeerRecord(**content) for owner, content in found.items()}, refused)
 
 
