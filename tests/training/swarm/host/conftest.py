@@ -6,7 +6,6 @@ import torch
 from dalle_lean import Dalle, save_model
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import DALLE_FIELDS
-from tests.training.conftest import write_shards
 from training.run.recipe import Recipe, ScheduleRecipe, load_recipe
 from training.swarm.config import SwarmSettings, write_settings
 
@@ -23,11 +22,6 @@ def run(tmp_path, settings):
     write_settings(tmp_path / "swarm.toml", settings)
     (tmp_path / "tokenizer.json").write_text("{}")
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("shards") / "train")
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from dalle_lean.cli import main
-from dalle_lean.io.files import read_json
 from tests.children import PROGRAM, kill_family, start
 from training.run.recipe import load_recipe
 from training.swarm.config import TimingSection, read_settings
 from training.swarm.host.run_setup import make_run
+from training.swarm.host.status import read_status
 
 TIMING = TimingSection(
     matchmaking_time_s=2,
@@ -78,8 +78,7 @@ class Hosted:
         assert self.host.wait(PATIENCE_S) == 130
 
     def status(self, name):
-        path = self.run_dir / "status" / f"{name}.json"
-        return read_json(path) if path.exists() else {}
+        return read_status(self.run_dir, name)
 
     def step(self):
         return self.status("donor-0").get("step") or 0

@@ -19,7 +19,9 @@ from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.host.host_config import HostConfig
 from training.swarm.peer.gradient_worker import build_model
 
-WITHOUT_STATISTICS = SimpleNamespace(state_averager=SimpleNamespace(main_parameters=(), state_tensors=list))
+WITHOUT_STATISTICS = SimpleNamespace(
+    latest_members=list, state_averager=SimpleNamespace(main_parameters=(), state_tensors=list)
+)
 
 
 @pytest.fixture
@@ -156,23 +158,19 @@ def joined(checkpointer):
 
 
 def test_a_checkpoint_that_is_due_while_another_is_measured_is_taken_when_that_is_done(run, settings, heldout):
-    notices, optimizer = (
-        [],
-        SimpleNamespace(latest_members=list, state_averager=SimpleNamespace(main_parameters=(), state_tensors=list)),
-    )
-    step = STEPS // 4
+    notices, step = [], STEPS // 4
     schedule = dataclasses.replace(settings.recipe.schedule, checkpoint_every=step, heldout_every=0)
     recipe = dataclasses.replace(settings.recipe, schedule=schedule)
     checkpointer = make_checkpointer(run, dataclasses.replace(settings, recipe=recipe), heldout, notices)
     done = threading.Event()
     checkpointer.start_worker(done.wait)
     for _ in range(3):
-        checkpointer.poll(step, optimizer, build_model(settings))
+        checkpointer.poll(step, WITHOUT_STATISTICS, build_model(settings))
     assert notices == [f"the checkpoint of step {step} waits for the measurement or checkpoint before it"]
     done.set()
     checkpointer.worker.join()
-    checkpointer.poll(step + 1, optimizer, build_model(settings))
-    checkpointer.poll(step + 2, optimizer, build_model(settings))
+    checkpointer.poll(step + 1, WITHOUT_STATISTICS, build_model(settings))
+    checkpointer.poll(step + 2, WITHOUT_STATISTICS, build_model(settings))
     checkpointer.worker.join()
     assert len(notices) == 1
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [step + 1]

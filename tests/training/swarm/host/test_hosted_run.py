@@ -79,19 +79,9 @@ def test_a_killed_helper_comes_back_as_the_same_peer(running):
     until("another process", lambda: running.status("helper-0").get("pid", killed) != killed)
     # libp2p verifies the peer id at the end of the address.
     until("the helper", lambda: HostConfig.load(running.run_dir).is_up("helper-0"))
-    dht = open_dht([settings.swarm.addresses[0]], client_mode=True, must_bootstrap=False)
-    try:
-        files = until("its files", lambda: try_to_fetch(dht, settings.swarm.addresses[0]), 30)
-    finally:
-        dht.shutdown()
-    assert files.settings == settings
+    assert until("its files", lambda: fetched_by(settings.swarm.addresses[0]), 30) == settings
     assert running.said("helper-0 ended (killed by signal 9); it restarts in 1 s as the same peer")
     until("a step after it", lambda: running.step() > before)
-
-
-def try_to_fetch(dht, address):
-    with contextlib.suppress(ValueError):
-        return fetch_run(dht, address)
 
 
 @pytest.mark.slow
