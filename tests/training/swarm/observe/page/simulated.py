@@ -51,6 +51,12 @@ def open_site(tmp_path, steps=100, **options):
     return Site(tmp_path / "page", tmp_path / "out", Watcher(settings_of(steps)), on_notice=print, **options)
 
 
+def refresh(site):
+    """Have the page of a run without trainers written now."""
+    site.due_s = 0.0
+    site.poll(None, Leaderboard(site.history.path.with_name(CONTRIBUTIONS), "simulated"), PeerRecords({}, 0))
+
+
 def simulate(tmp_path, *, peers=300, steps=30_000, liars=0, **options):
     """The Site of a run after `steps` steps of 10 s; liars claim a huge loss, speed and step, and give nothing."""
     site = open_site(tmp_path, steps + 1000, **options)

@@ -14,11 +14,9 @@ pytest.importorskip("gradio")
 
 from PIL import Image
 
-from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, open_site, simulate
-from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
+from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, open_site, refresh, simulate
 from training.swarm.observe.page.gallery import MOST_STEPS
 from training.swarm.observe.page.server import served
-from training.swarm.observe.peer_metrics import PeerRecords
 
 pytestmark = pytest.mark.browser
 
@@ -52,7 +50,7 @@ def visit(visit, request):
 
 def test_a_run_without_history_has_no_empty_plots(visit, tmp_path):
     site = open_site(tmp_path)
-    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    refresh(site)
     with served(site.folder, "127.0.0.1:0") as url:
         page = visit(url)
         assert not page.locator("#curves").is_visible()
@@ -93,7 +91,7 @@ def test_the_line_for_volunteers_names_data_that_are_a_folder(visit, tmp_path, a
     settings = site.watcher.settings
     site.watcher.settings = replace(settings, swarm=replace(settings.swarm, data=data))
     site.addresses = (address,)
-    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    refresh(site)
     with served(site.folder, "127.0.0.1:0") as url:
         page = visit(url)
         assert page.locator("#line").inner_text().endswith(address + end)
@@ -105,7 +103,7 @@ def test_the_line_for_volunteers_fits_whom_the_run_admits(visit, tmp_path, admis
     site = open_site(tmp_path)
     settings = site.watcher.settings
     site.watcher.settings = replace(settings, swarm=replace(settings.swarm, admission=admission))
-    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    refresh(site)
     with served(site.folder, "127.0.0.1:0") as url:
         page = visit(url)
         assert page.locator("#line").inner_text().endswith(" --code CODE") == (admission == "invite")
@@ -181,7 +179,7 @@ def test_a_prompt_page_without_a_checkpoint_shows_nothing_to_download(visit):
 
 def test_an_address_that_is_no_web_address_leaves_no_empty_section(visit, tmp_path):
     site = open_site(tmp_path, prompt_page="javascript:alert(1)")
-    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    refresh(site)
     with served(site.folder, "127.0.0.1:0") as url:
         assert not visit(url).locator("#model").is_visible()
 

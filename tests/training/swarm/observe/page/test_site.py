@@ -15,9 +15,10 @@ pytest.importorskip("hivemind")
 pytest.importorskip("gradio")
 
 from dalle_lean.io.files import sha256_file
-from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, settings_of, simulate
+from dalle_lean.tokenizer import Tokenizer
+from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, refresh, settings_of, simulate
 from tests.training.swarm.observe.test_overview import record
-from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
+from training.swarm.host.checkpoints import Checkpoints, newest_checkpoint
 from training.swarm.host.host_config import HostConfig
 from training.swarm.observe.overview import summarize
 from training.swarm.observe.page import site as pages
@@ -29,6 +30,22 @@ from training.swarm.observe.peer_metrics import PeerRecords
 from training.swarm.peer.gradient_worker import build_model
 
 ROOT = Path(__file__).parents[5]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """The folder of a run that is hosted here, without checkpoints."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    Tokenizer.train(["a red heart"], 300).save(folder / "tokenizer.json")
+    return folder
+
+
+def save(run_dir, step):
+    """A checkpoint of this step, which it writes."""
+    settings = settings_of(100)
+    Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(step, build_model(settings), [], 2.0)
+    return newest_checkpoint(run_dir)
 
 
 def shown(site):
@@ -78,15 +95,11 @@ def test_the_notebook_has_the_addresses_of_all_helpers(tmp_path):
     assert line.startswith(f'ADDRESS = "{ADDRESS} {ADDRESS[:-1]}M"  # ')
 
 
-def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
-    settings, run_dir = settings_of(100), tmp_path / "run"
-    run_dir.mkdir()
-    tokenizer_of(run_dir)
-    checkpoints = Checkpoints(run_dir, settings, HostConfig(ports={}), print)
+def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path, run_dir):
     site = open_site(tmp_path, run_dir=run_dir)
     for step in (3, 6):
-        checkpoints.save(step, build_model(settings), [], 2.0)
-        site.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+        save(run_dir, step)
+        refresh(site)
     site.close()
     path, run = site.folder / "model-step-000006.zip", shown(site)
     assert run["checkpoint"] == {
@@ -99,19 +112,16 @@ def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
         assert {"model-step-000006/config.json", "model-step-000006/model.safetensors"} <= set(archive.namelist())
 
 
-def test_a_checkpoint_that_met_a_full_disk_is_on_the_page_once_there_is_room(tmp_path, monkeypatch):
-    settings, run_dir, notices = settings_of(100), tmp_path / "run", []
-    (run_dir / "public").mkdir(parents=True)
-    tokenizer_of(run_dir)
-    Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(3, build_model(settings), [], 2.0)
+def test_a_checkpoint_that_met_a_full_disk_is_on_the_page_once_there_is_room(tmp_path, run_dir, monkeypatch):
+    notices = []
+    save(run_dir, 3)
     site = open_site(tmp_path, run_dir=run_dir)
     site.on_notice = notices.append
     usage = shutil.disk_usage(run_dir)
     monkeypatch.setattr(pages.model_file.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     monkeypatch.setattr(pages.model_file, "atomic_write", pytest.fail)
     for _ in range(2):
-        site.due_s = 0.0
-        site.poll(None, board_of(tmp_path), PeerRecords({}, 0))
+        refresh(site)
     assert shown(site)["checkpoint"] is None
     monkeypatch.undo()
     site.close()
@@ -121,13 +131,10 @@ def test_a_checkpoint_that_met_a_full_disk_is_on_the_page_once_there_is_room(tmp
     ]
 
 
-def test_a_damaged_checkpoint_is_not_read_at_every_refresh_and_the_next_one_is_on_the_page(tmp_path, monkeypatch):
-    settings, run_dir, notices = settings_of(100), tmp_path / "run", []
-    (run_dir / "public").mkdir(parents=True)
-    tokenizer_of(run_dir)
-    checkpoints = Checkpoints(run_dir, settings, HostConfig(ports={}), print)
-    checkpoints.save(3, build_model(settings), [], 2.0)
-    [first] = list_checkpoints(run_dir, print)
+def test_a_damaged_checkpoint_is_not_read_at_every_refresh_and_the_next_one_is_on_the_page(
+    tmp_path, run_dir, monkeypatch
+):
+    notices, first = [], save(run_dir, 3)
     (first.folder / "model/model.safetensors").write_bytes(b"")
     site = open_site(tmp_path, run_dir=run_dir)
     site.on_notice = notices.append
@@ -137,23 +144,20 @@ def test_a_damaged_checkpoint_is_not_read_at_every_refresh_and_the_next_one_is_o
     monkeypatch.undo()
     [notice] = [notice for notice in notices if "page" in notice]
     assert notice.startswith("the checkpoint of step 3 stays off the page: ")
-    checkpoints.save(6, build_model(settings), [], 2.0)
+    save(run_dir, 6)
     site.close()
-    site.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+    refresh(site)
     assert shown(site)["checkpoint"]["step"] == 6
 
 
-def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path):
-    settings, run_dir = settings_of(100), tmp_path / "run"
-    (run_dir / "public").mkdir(parents=True)
-    tokenizer_of(run_dir)
-    Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(3, build_model(settings), [], 2.0)
+def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path, run_dir):
+    save(run_dir, 3)
     host = open_site(tmp_path / "host", run_dir=run_dir)
-    host.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+    refresh(host)
     host.close()
     elsewhere = open_site(tmp_path / "elsewhere")
     elsewhere.watcher.public = {path.name: path.read_bytes() for path in (run_dir / "public").iterdir()}
-    elsewhere.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+    refresh(elsewhere)
     assert shown(host)["checkpoint"]
     assert shown(elsewhere)["checkpoint"] == shown(host)["checkpoint"]
     name = "model-step-000003.zip"
@@ -164,14 +168,13 @@ def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path):
     ("saved_step", "answered", "state"),
     [(3, False, "no answer"), (3, True, "no trainers"), (100, False, "finished"), (100, True, "finished")],
 )
-def test_a_page_says_how_its_run_ended_though_the_last_step_was_only_saved(tmp_path, saved_step, answered, state):
-    settings, run_dir = settings_of(100), tmp_path / "run"
-    (run_dir / "public").mkdir(parents=True)
-    tokenizer_of(run_dir)
+def test_a_page_says_how_its_run_ended_though_the_last_step_was_only_saved(
+    tmp_path, run_dir, saved_step, answered, state
+):
     site = open_site(tmp_path, run_dir=run_dir)
-    site.poll(None, board_of(tmp_path), PeerRecords({}, 0))
+    refresh(site)
     assert shown(site)["state"] == "no trainers"
-    Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(saved_step, build_model(settings), [], 2.0)
+    save(run_dir, saved_step)
     site.watcher.answered = answered
     site.close()
     run = shown(site)
@@ -180,24 +183,13 @@ def test_a_page_says_how_its_run_ended_though_the_last_step_was_only_saved(tmp_p
 
 def test_a_page_elsewhere_knows_from_the_last_step_seen_that_its_run_has_finished(tmp_path):
     site = simulate(tmp_path, peers=3, steps=10)
-    board = pages.Leaderboard(tmp_path / "out" / "contributions.json", "simulated")
     assert shown(site)["state"] == "training"
     site.watcher.answered, last = False, summarize(PeerRecords({"a": record(step=1010)}, 0), site.watcher.settings, 0.1)
-    site.refresh(None, board, PeerRecords({}, 0))
+    refresh(site)
     assert shown(site)["state"] == "no answer"
     site.history.add(last, site.watcher.settings.run_id)
-    site.refresh(None, board, PeerRecords({}, 0))
+    refresh(site)
     assert shown(site)["state"] == "finished"
-
-
-def tokenizer_of(run_dir):
-    from dalle_lean.tokenizer import Tokenizer
-
-    Tokenizer.train(["a red heart"], 300).save(run_dir / "tokenizer.json")
-
-
-def board_of(tmp_path):
-    return pages.Leaderboard(tmp_path / "out" / "contributions.json", "run")
 
 
 def test_a_folder_with_something_else_is_not_written_to(tmp_path):
@@ -228,19 +220,19 @@ def test_pictures_come_from_a_helper_each_once(tmp_path):
 
 
 def test_pictures_of_a_checkpoint_that_is_not_complete_are_kept(tmp_path):
-    site, board, asked = open_site(tmp_path), board_of(tmp_path), []
+    site, asked = open_site(tmp_path), []
     drawn = [{"step": 1, "files": ["drawn-000001-0.webp", "drawn-000001-1.webp"]}]
     content = json.dumps({"prompts": ["a heart", "a star"], "drawn": drawn}).encode()
     public = {"gallery.json": content, "drawn-000001-0.webp": b"RIFF....WEBP"}
     site.watcher.fetch_public = lambda name, start=0: asked.append(name) or public.get(name)
     for _ in range(3):
-        site.refresh(None, board, PeerRecords({}, 0))
+        refresh(site)
     assert asked.count("drawn-000001-0.webp") == 1
     assert shown(site)["gallery"]["drawn"] == []
 
 
 def test_a_tab_that_was_opened_before_a_refresh_still_finds_its_files_and_older_ones_go(tmp_path):
-    site, board = open_site(tmp_path), board_of(tmp_path)
+    site = open_site(tmp_path)
     for step in (1, 2, 3):
         picture, content = f"drawn-00000{step}-0.webp", bytes([step])
         model = Download(
@@ -253,7 +245,7 @@ def test_a_tab_that_was_opened_before_a_refresh_still_finds_its_files_and_older_
             "model.json": json.dumps(asdict(model)).encode(),
         }
         site.watcher.public = public
-        site.refresh(None, board, PeerRecords({}, 0))
+        refresh(site)
         assert shown(site)["checkpoint"] == asdict(model)
     for kind in ("drawn-00000{}-0.webp", "model-step-00000{}.zip"):
         assert [(site.folder / kind.format(step)).exists() for step in (1, 2, 3)] == [False, True, True]

@@ -18,14 +18,11 @@ def changed(section: str, **fields: object) -> SwarmSettings:
 
 
 def with_model(**fields: object) -> SwarmSettings:
-    settings = settings_of(100)
-    return replace(settings, recipe=replace(settings.recipe, model={**settings.recipe.model, **fields}))
+    return changed("recipe", model={**settings_of(100).recipe.model, **fields})
 
 
 def with_memory(activations: str) -> SwarmSettings:
-    settings = settings_of(100)
-    memory = replace(settings.recipe.memory, activations=activations)
-    return replace(settings, recipe=replace(settings.recipe, memory=memory))
+    return changed("recipe", memory=replace(settings_of(100).recipe.memory, activations=activations))
 
 
 def test_only_of_an_open_run_it_says_that_anybody_can_take_part():
