@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,18 +15,19 @@ import pytest
 pytest.importorskip("hivemind")
 
 import psutil
-from hivemind.p2p import PeerID
 
-from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
 from tests.children import PROGRAM
+from tests.training.swarm.harness import wait_for
+from tests.training.swarm.host.small_run import run_program
+from tests.training.swarm.nursery import is_alive
 from tests.training.swarm.observe.test_overview import SETTINGS, overview, record
 from training.commands.monitor import duration, table_of
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.swarm.averaging.attestation import Attestation, Credit
 from training.swarm.config import write_settings
-from training.swarm.network.addresses import peer_of
+from training.swarm.network.addresses import peer_id_in, peer_of
 from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
@@ -153,16 +153,21 @@ def test_durations_are_short(seconds, text):
     assert duration(seconds) == text
 
 
-def start_helper(folder, settings, listen="/ip4/127.0.0.1/tcp/0"):
-    """A helper that serves the run's files from `folder`, and its address."""
+@contextmanager
+def helping(folder, settings, listen="/ip4/127.0.0.1/tcp/0"):
+    """The address of a helper that serves the run's files from `folder`."""
+    folder.mkdir(exist_ok=True)
     Tokenizer.train(["a red heart"], 300).save(folder / "tokenizer.json")
     helper = open_dht([], client_mode=False, listen=[listen], identity=folder / "helper")
-    address = str(helper.get_visible_maddrs()[0])
-    settings = replace(settings, swarm=replace(settings.swarm, addresses=(address,)))
-    write_settings(folder / "swarm.toml", settings)
-    offer_run(helper, folder)
-    helper.add_validators(record_validators(settings.run_id))
-    return helper, address
+    try:
+        address = str(helper.get_visible_maddrs()[0])
+        settings = replace(settings, swarm=replace(settings.swarm, addresses=(address,)))
+        write_settings(folder / "swarm.toml", settings)
+        offer_run(helper, folder)
+        helper.add_validators(record_validators(settings.run_id))
+        yield address
+    finally:
+        helper.shutdown()
 
 
 @contextmanager
@@ -172,8 +177,7 @@ def published(identity, address, settings, samples=100):
     peer = Publisher(node, settings.run_id, user=identity.name)
     try:
         peer.publish(PeerMetrics(epoch=7, loss=1.5, samples=samples, samples_per_s=8.0))
-        while not peer.published:
-            time.sleep(0.02)
+        wait_for(lambda: peer.published, 60, "publishing")
         yield
     finally:
         peer.close()
@@ -185,9 +189,7 @@ def run(tmp_path):
     """A run's helper that serves its files, and two peers that publish; the helper's address and the run's folder."""
     with ExitStack() as stack:
         folder = tmp_path / "run"
-        folder.mkdir()
-        helper, address = start_helper(folder, SETTINGS)
-        stack.callback(helper.shutdown)
+        address = stack.enter_context(helping(folder, SETTINGS))
         for name, samples in {"Ada": 300, "Grace": 100}.items():
             stack.enter_context(published(tmp_path / name, address, SETTINGS, samples))
         yield address, folder
@@ -198,11 +200,8 @@ def run(tmp_path):
 def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
     address, folder = run
     out = tmp_path / "out"
-    ada = PeerID.from_identity((tmp_path / "Ada").read_bytes()).to_base58()
-    Attestation(folder / PUBLIC / credits_name(peer_of(address))).add({ada: 256.0})
-    with pytest.raises(SystemExit) as stop:
-        main(["monitor", address if by == "address" else str(folder), "--out", str(out), "--once"])
-    assert stop.value.code == 0
+    Attestation(folder / PUBLIC / credits_name(peer_of(address))).add({peer_id_in(tmp_path / "Ada"): 256.0})
+    assert run_program("monitor", address if by == "address" else str(folder), "--out", str(out), "--once") == 0
     shown = capsys.readouterr().out
     assert "step 7 of 100 · loss 1.5000 · 1 trainer (1 in client mode) · 8.0 samples/s, as reported by peers" in shown
     assert re.search(r"Ada.* 256 .* 100\.0% .* 300 ", shown)
@@ -213,44 +212,31 @@ def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
 
 @pytest.mark.swarm
 def test_the_command_says_why_nobody_trains(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    helper, address = start_helper(tmp_path / "run", SETTINGS)
-    with ExitStack() as stack:
-        stack.callback(helper.shutdown)
-        with pytest.raises(SystemExit) as stop:
-            main(["monitor", address, "--out", str(tmp_path / "out"), "--once"])
-    assert stop.value.code == 0
+    with helping(tmp_path / "run", SETTINGS) as address:
+        assert run_program("monitor", address, "--out", str(tmp_path / "out"), "--once") == 0
     assert capsys.readouterr().out.startswith("no trainers at the moment\n")
 
 
 @pytest.mark.swarm
 def test_the_page_of_a_run_says_what_its_helper_averaged(tmp_path, capsys):
     pytest.importorskip("gradio")
-    folder, out = tmp_path / "run", tmp_path / "out"
-    folder.mkdir()
+    folder, out, site = tmp_path / "run", tmp_path / "out", tmp_path / "site"
     model = SETTINGS.recipe.model_config(image_side=4, image_vocab_size=32, text_vocab_size=300).to_dict()
     settings = replace(SETTINGS, recipe=replace(SETTINGS.recipe, model=model))
-    with ExitStack() as stack:
-        helper, address = start_helper(folder, settings)
-        stack.callback(helper.shutdown)
-        attested = Attestation(folder / PUBLIC / credits_name(helper.peer_id.to_base58()))
-        stack.enter_context(published(tmp_path / "Ada", address, settings, 300))
-        peer = PeerID.from_identity((tmp_path / "Ada").read_bytes()).to_base58()
-        attested.add({peer: 64.0})
-        with pytest.raises(SystemExit) as stop:
-            main(["monitor", address, "--out", str(out), "--once", "--export", str(tmp_path / "site")])
-    assert stop.value.code == 0, capsys.readouterr()
-    run = json.loads((tmp_path / "site" / "run.json").read_text())
+    with helping(folder, settings) as address, published(tmp_path / "Ada", address, settings, 300):
+        peer = peer_id_in(tmp_path / "Ada")
+        Attestation(folder / PUBLIC / credits_name(peer_of(address))).add({peer: 64.0})
+        code = run_program("monitor", address, "--out", str(out), "--once", "--export", str(site))
+    assert code == 0, capsys.readouterr()
+    run = json.loads((site / "run.json").read_text())
     [ada] = run["peers"]
     assert (ada["peer"], ada["name"], ada["samples"], ada["claimed_samples"]) == (peer, "Ada", 64, 300)
     assert (run["attested"], run["overview"]["step"], run["join"]) == (True, 7, address)
-    assert (tmp_path / "site" / "index.html").exists()
+    assert (site / "index.html").exists()
 
 
 def test_a_page_is_not_served_once(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["monitor", "swarm.toml", "--once", "--page"])
-    assert stop.value.code == 2
+    assert run_program("monitor", "swarm.toml", "--once", "--page") == 2
     assert "leave out one of them" in capsys.readouterr().err
 
 
@@ -258,26 +244,16 @@ def test_a_page_is_not_served_once(capsys):
 def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_back(tmp_path):
     notices = []
     with ExitStack() as stack:
-        helper, address = start_helper(tmp_path, SETTINGS, "/ip4/127.0.0.1/tcp/0")
-        monitor = stack.enter_context(closing(Monitor([address], notices.append)))
-        assert monitor.poll()[1] is None
-        helper.shutdown()
+        with helping(tmp_path, SETTINGS) as address:
+            monitor = stack.enter_context(closing(Monitor([address], notices.append)))
+            assert monitor.poll()[1] is None
         assert monitor.poll()[1] is None
         later = replace(SETTINGS, swarm=replace(SETTINGS.swarm, data_fingerprint="another"))
-        helper, again = start_helper(tmp_path, later, address.split("/p2p/")[0])
-        stack.callback(helper.shutdown)
-        assert again == address
+        assert stack.enter_context(helping(tmp_path, later, address.split("/p2p/")[0])) == address
         stack.enter_context(published(tmp_path / "peer", address, later))
         found = [monitor.poll()[1] for _ in range(SILENT_POLLS)]
     assert found[-1].step == 7
     assert f"the run continues as {later.run_id}" in notices
-
-
-def is_gone(process):
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.slow
@@ -300,17 +276,12 @@ def test_a_monitor_goes_on_until_ended_even_in_a_shells_background_and_leaves_no
     assert (monitor.returncode, errors) == (code, f"connecting to {run[0]}, up to 15 s ...\n{said}\n")
     assert steps_in(tmp_path / "out") == [7]
     assert children
-    deadline = time.monotonic() + 10
-    while not all(is_gone(child) for child in children):
-        assert time.monotonic() < deadline, children
-        time.sleep(0.1)
+    wait_for(lambda: not any(map(is_alive, children)), 10, f"the end of {children}")
 
 
 @pytest.mark.swarm
 def test_a_run_that_nobody_answers_for_is_one_line(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["monitor", NOBODY, "--out", str(tmp_path / "out"), "--once"])
-    assert stop.value.code == 2
+    assert run_program("monitor", NOBODY, "--out", str(tmp_path / "out"), "--once") == 2
     waits, mistake = capsys.readouterr().err.splitlines()
     assert waits == f"connecting to {NOBODY}, up to 15 s ..."
     assert "cannot join the swarm" in mistake
@@ -339,9 +310,8 @@ README = str(Path(__file__).parents[4] / "README.md")
 )
 def test_a_wrong_argument_is_refused_before_anything_is_tried(command, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(command)
+    assert run_program(*command) == 2
     said = capsys.readouterr()
-    assert (stop.value.code, said.out) == (2, "")
+    assert said.out == ""
     [line] = said.err.splitlines()
     assert words in line

@@ -17,6 +17,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord
 from hivemind.utils import get_dht_time
 
+from tests.training.swarm.harness import wait_for
 from training.swarm.network.dht import open_dht
 from training.swarm.network.owner_keys import IdentityKey, owner_peer
 from training.swarm.observe.peer_metrics import (
@@ -69,16 +70,9 @@ def publisher(nodes):
     nodes("helper")
     peer = Publisher(nodes("peer", client_mode=True), RUN, user="A. Lovelace")
     peer.publish(DONE)
-    wait_for(lambda: peer.published)
+    wait_for(lambda: peer.published, 20, "publishing")
     yield peer
     peer.close()
-
-
-def wait_for(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def store(node, value, *, subkey=None):
@@ -106,7 +100,7 @@ def test_forgeries_of_a_lying_node_are_counted_and_hide_nothing(publisher, nodes
     forge = partial(keep_forgery, subkey=publisher.subkey, content={**CONTENT, "samples": 0})
     assert liar.run_coroutine(forge)
     reader = nodes("monitor", client_mode=True, protected=False)
-    wait_for(lambda: read_records(reader, RUN).refused == 1)
+    wait_for(lambda: read_records(reader, RUN).refused == 1, 20, "a refusal")
     [record] = read_records(reader, RUN).by_peer.values()
     assert record.samples == 96
 
@@ -121,7 +115,7 @@ def test_a_record_of_any_type_is_counted(nodes):
     liar = nodes("liar", protected=False)
     assert liar.run_coroutine(keep_a_list)
     reader = nodes("monitor", client_mode=True, protected=False)
-    wait_for(lambda: read_records(reader, RUN).refused == 1)
+    wait_for(lambda: read_records(reader, RUN).refused == 1, 20, "a refusal")
 
 
 async def keep_a_list(_dht, node):
@@ -133,7 +127,7 @@ def test_a_silent_peer_is_still_told_of(nodes, monkeypatch):
     monkeypatch.setattr("training.swarm.observe.publisher.INTERVAL_S", 0.1)
     publisher = Publisher(nodes("peer"), RUN)
     publisher.publish(DONE)
-    wait_for(lambda: publisher.published >= 3)
+    wait_for(lambda: publisher.published >= 3, 20, "publishing again and again")
     publisher.close()
 
 
@@ -161,7 +155,7 @@ def test_publishing_never_waits_for_the_network(nodes):
         assert time.perf_counter() - started < 1.0
     finally:
         os.kill(node.pid, signal.SIGCONT)
-    wait_for(lambda: read_records(node, RUN).by_peer)
+    wait_for(lambda: read_records(node, RUN).by_peer, 20, "a record")
     publisher.close()
 
 
