@@ -3,7 +3,6 @@
 import http.server
 import shutil
 import threading
-import time
 import urllib.request
 
 import pytest
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 
 from tests.inference.tiny_model import save_tiny_model
 from tests.serving import serving
+from tests.training.swarm.harness import wait_for
 from tests.training.swarm.observe.page.simulated import checkpoint
 from training.swarm.observe.page import prompt_page as pages
 from training.swarm.observe.page.prompt_page import PromptPage
@@ -150,9 +150,7 @@ def test_the_newest_checkpoint_draws_in_the_browser(browser, page, tmp_path):
     (tmp_path / "page").mkdir()
     page.poll(newest)
     shutil.rmtree(newest.folder)  # by the donor, while the page starts
-    due_s = time.monotonic() + READY_S
-    while page.url is None and time.monotonic() < due_s:
-        time.sleep(0.5)
+    wait_for(lambda: page.url, READY_S, "the prompt page")
     with served(tmp_path / "page", "127.0.0.1:0", page) as url:
         view = browser.new_page()
         view.set_default_timeout(1000 * READY_S)
