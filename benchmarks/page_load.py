@@ -98,7 +98,6 @@ def run_users(url: str, requests: Sequence[Sequence[DrawRequest]], seconds: floa
 def page_process(model: str | None, log: Path) -> Iterator[tuple[str, psutil.Process]]:
     """Run the page on the CPU; its address and process."""
     command = [sys.executable, "-c", "from dalle_lean.cli import main; main()", "demo", "--device", "cpu"]
-    command += ["--precision", "fp32"]  # as the expected answers are drawn
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, *(["--model", model] if model else [])], stdout=output, stderr=subprocess.STDOUT

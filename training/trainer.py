@@ -19,6 +19,7 @@ import torch
 from dalle_lean import Dalle, DalleConfig, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
+from dalle_lean.precision import effective_precision
 from dalle_lean.progress import OnProgress
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.words import counted
@@ -177,9 +178,10 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         if not self.finished:
             if processes.first:
                 place_vocabulary(out, init, self.data.mixed_captions())
+                precision = effective_precision(processes.device.type, recipe.memory.precision)
                 weights = sum(parameter.numel() for parameter in self.model.parameters())
                 logger.info(
-                    f"training {weights:,} weights in {recipe.memory.precision} on {processes.device}, "
+                    f"training {weights:,} weights in {precision} on {processes.device}, "
                     f"{counted(recipe.data.batch_size, 'sample')} a step"
                 )
             self.heldout = self.heldout_batch(heldout_shards)

@@ -1,7 +1,7 @@
 """A replica: one generator, which draws the pictures of several prompts together.
 
 Prompts come in units of eight pictures, so that each picture has the same place in its decoding batch as on one
-machine. On a CPU in fp32, with as many threads, it is then the same, bit for bit.
+machine. On a CPU in fp32 or bf16, with as many threads, it is then the same, bit for bit.
 """
 
 import asyncio

@@ -41,6 +41,7 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Measure MODEL on held-out pictures and on prompts that training never saw; OUT gets report.html and .json."""
+    from dalle_lean.devices import pick_device
     from dalle_lean.images.thing_classifier import ThingClassifier
     from dalle_lean.io.files import check_output_folder
     from inference.evaluation.clip_metrics import make_judge
@@ -64,7 +65,9 @@ def evaluate(
     names = [short_name(folder) for folder in classifier or ()]
     if len({*names}) < len(names):
         raise UserError(f"--classifier: their runs are called {', '.join(names)}; must be different names")
-    generator = Generator.from_folder(model, device, scorer=scorer)
+    where = pick_device(device)
+    # On all CPUs the same, so that figures can be compared.
+    generator = Generator.from_folder(model, where, "fp32" if where.type == "cpu" else None, scorer)
     clip = None if judge is None else make_judge(judge, generator.device)
     classifiers = {short_name(folder): ThingClassifier.load(folder, generator.device) for folder in classifier or ()}
     network = None if inception is None else Inception(inception, generator.device)

@@ -18,9 +18,6 @@ from inference.sampling.packed_decoder import BranchWeights, LayerWeights, Packe
 from inference.sampling.plain_step import load_inputs
 from inference.sampling.prefill import Prompts
 
-VALUES_PER_THREAD = 2**10
-"""Of the stream; for fewer, another thread is not worth waiting for, least of all on a busy machine."""
-
 
 def kernels_for(decoder: PackedDecoder) -> ModuleType | None:
     """The kernels, if they can take this decoder's steps."""
@@ -100,7 +97,7 @@ class CompiledStep:
     def __call__(self, codes: Tensor, column: int, row: int, place: Tensor) -> Tensor:
         """Read the codes [R] at `place` [1] -> float32 logits [R, C] of the codes after them."""
         decoder, count, place_index = self.decoder, self.prompts.count, row * self.config.image_side + column
-        self.kernels.use_threads(min(torch.get_num_threads(), max(1, self.hidden.numel() // VALUES_PER_THREAD)))
+        self.kernels.use_threads(torch.get_num_threads())
         a, b = decoder.streams(decoder.embed(codes, place))
         rotation = self.rotations[place_index]
         seen = {kind: seen_cells(bias[place_index]) for kind, bias in self.biases.items()}

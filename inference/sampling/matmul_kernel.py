@@ -11,17 +11,24 @@ import torch
 from llvmlite import binding, ir
 from numba import prange, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from torch import Tensor
 
 from dalle_lean.compiled import compiled
 
-FEATURES = binding.get_host_cpu_features()
-LANES, ROWS = (16, 8) if FEATURES.get("avx512f") else (8, 4)
+LLVM_VERSION = binding.llvm_version_info[0]
+# What numba compiles for, which may be less than this processor has (NUMBA_CPU_NAME, NUMBA_ENABLE_AVX).
+TRIPLE, _, NAMED_FEATURES = cpu_target.target_context.codegen().magic_tuple()
+FEATURES = NAMED_FEATURES.split(",")
+LANES, ROWS = (16, 8) if "+avx512f" in FEATURES else (8, 4)
 """Numbers in a register, and rows multiplied at once: their sums, ROWS times WIDTH, fill the registers."""
 WIDTH = 2 * LANES
 """Outputs multiplied at once."""
-MULTIPLIES_BF16 = bool(FEATURES.get("avx512bf16")) and not torch.cpu._is_amx_tile_supported()  # oneDNN is faster by AMX
+FUSES = "+fma" in FEATURES or not TRIPLE.startswith(("x86", "i"))
+"""Whether a product and a sum are one instruction; otherwise they would be a call of a library."""
+MULTIPLIES_BF16 = "+avx512bf16" in FEATURES and LLVM_VERSION >= 20 and not torch.cpu._is_amx_tile_supported()
+"""With AMX, oneDNN is faster; earlier versions of LLVM have other types for these products."""
 
 
 class BFloat16(ir.Type):
@@ -37,7 +44,8 @@ PAIRS = ir.VectorType(BFloat16(), 2 * LANES)
 
 def multiplies(shape: torch.Size, dtype: torch.dtype) -> bool:
     """Whether `multiply` takes weights of this shape [N, K], float32 or bfloat16."""
-    return (dtype == torch.float32 or MULTIPLIES_BF16) and shape[0] % WIDTH == 0 and shape[1] % 2 == 0
+    fits = shape[0] % WIDTH == 0 and shape[1] % 2 == 0
+    return fits and FUSES and (dtype == torch.float32 or MULTIPLIES_BF16)
 
 
 def units_of(x: Tensor) -> np.ndarray:

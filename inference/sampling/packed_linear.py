@@ -51,12 +51,13 @@ class PanelLinear:
     """A dense layer on a CPU by the kernels' own product: a row's result does not depend on the others."""
 
     def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
-        self.kernels, self.weight = kernels, weight
+        self.kernels, self.weight, self.dtype = kernels, weight, dtype
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias
-        self.panels = kernels.to_panels(weight.to(dtype)), array(self.bias.float())
+        self.panels = kernels.to_panels(weight.to(dtype)), array(self.bias.float().contiguous())
 
     def __call__(self, x: Tensor) -> Tensor:
-        assert x.shape[1] == self.weight.shape[1], "the kernel reads as many inputs as there are weights"
+        # The kernel reads as many inputs as there are weights, whatever it is given.
+        assert (x.dtype, x.shape[1]) == (self.dtype, self.weight.shape[1]), f"{x.dtype} {list(x.shape)}"
         if load_kernels.forked:
             return _in_groups(x, lambda x: linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
         out = x.new_empty(len(x), len(self.bias))

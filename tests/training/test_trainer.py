@@ -216,11 +216,15 @@ def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, t
     assert losses(tmp_path) == losses(uninterrupted)
 
 
-def test_a_run_says_what_it_trains_and_where(shards, recipe, tmp_path, caplog):
+@pytest.mark.parametrize("computed", ["bf16", "fp32"])
+def test_a_run_says_what_it_trains_and_where(shards, recipe, tmp_path, caplog, monkeypatch, computed):
+    monkeypatch.setattr("training.trainer.effective_precision", lambda device, precision: computed)
     caplog.set_level("INFO", "training")
-    train(shards, tmp_path, recipe.override(steps=1, precision="bf16"))
+    train(shards, tmp_path, recipe.override(steps=1))
     size = sum(parameter.numel() for parameter in load_model(tmp_path / "model").parameters())
-    assert caplog.messages == [f"training {size:,} weights in bf16 on cpu, {recipe.data.batch_size} samples a step"]
+    assert caplog.messages == [
+        f"training {size:,} weights in {computed} on cpu, {recipe.data.batch_size} samples a step"
+    ]
 
 
 def test_a_finished_run_stays_as_it_is(shards, recipe, uninterrupted):

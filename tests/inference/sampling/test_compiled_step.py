@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm
 
-from inference.sampling import compiled_step, load_kernels
+from inference.sampling import load_kernels
 from inference.sampling.load_kernels import array, kernels
 from inference.sampling.packed_decoder import PackedDecoder
 from tests.compiled_code import ROOT, outputs_compiled_and_cached
 from tests.inference.sampling.test_kv_cache import cached, inputs, lively_dalle
 
+numba = pytest.importorskip("numba")
 pytestmark = pytest.mark.skipif(kernels() is None, reason="numba cannot be used")
 
 
@@ -67,8 +68,9 @@ def test_a_branch_is_added_normalised_and_shifted(kernel, column):
     torch.testing.assert_close(own, before)
 
 
-def test_steps_do_not_depend_on_the_number_of_threads(monkeypatch):
-    monkeypatch.setattr(compiled_step, "VALUES_PER_THREAD", 1)
+def test_steps_run_on_torchs_threads_and_do_not_depend_on_their_number(monkeypatch, kernel):
+    seen, attend = [], kernel.attend
+    monkeypatch.setattr(kernel, "attend", lambda *given: (seen.append(numba.get_num_threads()), attend(*given)))
     decoder = PackedDecoder(lively_dalle())
     text, codes = inputs(decoder.config, batch=9)
     threads, steps = torch.get_num_threads(), []
@@ -76,6 +78,8 @@ def test_steps_do_not_depend_on_the_number_of_threads(monkeypatch):
         for count in (1, 2):
             torch.set_num_threads(count)
             steps.append(cached(decoder, text, codes))
+            assert {*seen} == {min(count, numba.config.NUMBA_NUM_THREADS)}
+            seen.clear()
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(*steps)
@@ -113,8 +117,7 @@ def test_after_a_fork_the_plain_step_draws():
     assert not load_kernels.forked
 
 
-def test_two_threads_may_draw_at_once(monkeypatch):
-    monkeypatch.setattr(compiled_step, "VALUES_PER_THREAD", 1)
+def test_two_threads_may_draw_at_once():
     decoder = PackedDecoder(lively_dalle())
     text, codes = inputs(decoder.config, batch=9)
     alone = cached(decoder, text, codes)

@@ -10,6 +10,7 @@ from inference.sampling.kv_cache import KVCache
 from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.load_kernels import kernels
 from inference.sampling.packed_decoder import PackedDecoder
+from inference.sampling.packed_linear import PanelLinear
 from inference.sampling.prefill import read_prompts
 from tests.inference.tiny_model import lively
 from tests.tiny import DALLE_FIELDS
@@ -73,6 +74,10 @@ def test_each_step_agrees_with_the_uncached_model(kind, variant):
     model = lively_dalle(**KINDS[kind] | VARIANTS[variant])
     text, codes = inputs(model.config, batch=3)
     expected = uncached(model, text.expand(3, -1), codes)
+    if variant == "all products by kernels" and kernels() is not None:
+        decoder = PackedDecoder(model)
+        products = [decoder.output, *(getattr(decoder.layers[0], name) for name in ("qkv", "out", "up", "down"))]
+        assert all(isinstance(product, PanelLinear) for product in products)
     for compiled in (True, False):
         steps = cached(PackedDecoder(model, compiled=compiled), text, codes)
         torch.testing.assert_close(steps, expected, atol=1e-4, rtol=0)

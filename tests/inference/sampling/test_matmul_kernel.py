@@ -1,6 +1,9 @@
 """The kernels' own product against torch's."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch.nn.functional import linear
 
 from inference.sampling.load_kernels import array, kernels
 from inference.sampling.packed_linear import PanelLinear, pack_dense
+from tests.compiled_code import ROOT
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="numba cannot be used")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -34,16 +38,15 @@ def test_it_is_torchs_product(layer, rows):
     torch.testing.assert_close(found.double(), exact, atol=tolerance * 4, rtol=tolerance)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_does_not_depend_on_the_others(layer, threads):
+def test_a_row_depends_neither_on_the_others_nor_on_the_number_of_threads(layer):
     packed, precision = layer
     x = torch.randn(21, 50).to(DTYPES[precision])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    together, before = packed(x), torch.get_num_threads()
     try:
-        together = packed(x)
-        for first, last in ((0, 1), (3, 5), (4, 20)):
-            assert torch.equal(packed(x[first:last]), together[first:last])
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for first, last in ((0, 1), (3, 5), (4, 20), (0, 21)):
+                assert torch.equal(packed(x[first:last]), together[first:last])
     finally:
         torch.set_num_threads(before)
 
@@ -77,6 +80,51 @@ def test_after_a_fork_torch_multiplies(layer):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_bias_need_not_be_contiguous():
+    weight, bias = torch.randn(96, 50), torch.randn(96, 2)[:, 0]
+    x = torch.randn(3, 50)
+    torch.testing.assert_close(pack_dense(weight, bias, "fp32")(x), linear(x, weight, bias))
+
+
+def test_inputs_of_another_type_are_refused(layer):
+    packed, precision = layer
+    other = torch.bfloat16 if precision == "fp32" else torch.float32
+    with pytest.raises(AssertionError, match=str(other)):
+        packed(torch.randn(3, 50).to(other))
+
+
+ELSEWHERE = """
+import torch
+from inference.sampling.load_kernels import array
+from inference.sampling.matmul_kernel import FUSES, MULTIPLIES_BF16, multiplies, multiply, to_panels, units_of
+for dtype in (torch.float32, torch.bfloat16):
+    x, weight, bias = torch.randn(21, 50).to(dtype), torch.randn(96, 50).to(dtype), torch.randn(96)
+    if multiplies(weight.shape, dtype):
+        out = torch.empty(21, 96, dtype=dtype)
+        multiply(units_of(x), to_panels(weight), array(bias), array(out))
+        expected = (x.float() @ weight.float().T + bias).to(dtype)
+        torch.testing.assert_close(out, expected, atol=0.02, rtol=2**-7)
+print(FUSES, MULTIPLIES_BF16)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names processors of x86-64")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"NUMBA_CPU_NAME": "generic"}, "False False"),
+        ({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma"}, "True False"),
+    ],
+    ids=["any x86-64", "AVX2"],
+)
+def test_it_is_compiled_for_what_numba_is_told(settings, said, tmp_path):
+    environment = {**os.environ, **settings, "NUMBA_CACHE_DIR": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], env=environment, cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == said
 
 
 def test_panels_hold_each_weight_once():
