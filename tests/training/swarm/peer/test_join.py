@@ -135,7 +135,7 @@ def test_the_second_ctrl_c_ends_at_once(swarm, tmp_path):
         joined.press_ctrl_c()
         time.sleep(0.2)
         joined.press_ctrl_c()
-        assert joined.process.wait(10) == 130
+        assert joined.process.wait(10) in (130, -signal.SIGINT)  # the latter if it has left, and only exits
         wait_for(lambda: not joined.processes(), 5, "its processes to end")
         assert "Traceback" not in joined.mistakes.read_text()
 
