@@ -10,6 +10,7 @@ INTERRUPTED = 130
 try:
     import importlib
     import importlib.metadata
+    import os
     import shlex
     from collections.abc import Callable, Sequence
     from typing import Annotated, Any
@@ -117,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     otherwise the code from `explain`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     show_log("training")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # GNU OpenMP reads it when torch is imported. By default a thread that waits for another keeps its core for
+        # milliseconds, on which the other may have to wait in turn where programs share the cores.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     command_name = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         code = build_app(command_name)(arguments, standalone_mode=False)

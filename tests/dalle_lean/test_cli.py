@@ -223,3 +223,17 @@ def test_the_version_is_the_packages():
     result = run("--version")
     assert result.returncode == 0
     assert re.fullmatch(r"dalle-lean \d+\.\d+\.\d+\n", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_waiting_threads_leave_their_core_soon_unless_the_user_says_otherwise(monkeypatch, setting, expected):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # removed again after the test, whatever it leaves
+        monkeypatch.delenv(name)
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
