@@ -16,9 +16,29 @@ from numba.extending import overload
 
 from dalle_lean.compiled import compiled
 from inference.sampling.draw_kernel import draw
-from inference.sampling.matmul_kernel import MULTIPLIES_BF16, multiplies, multiply, to_panels, units_of
+from inference.sampling.matmul_kernel import (
+    MULTIPLIES_BF16,
+    MULTIPLIES_INT8,
+    multiplies,
+    multiply,
+    multiply_int8,
+    to_int8_panels,
+    to_panels,
+    units_of,
+)
 
-__all__ = ["add_and_prepare", "attend", "draw", "geglu", "multiplies", "multiply", "to_panels", "units_of"]
+__all__ = [
+    "add_and_prepare",
+    "attend",
+    "draw",
+    "geglu",
+    "multiplies",
+    "multiply",
+    "multiply_int8",
+    "to_int8_panels",
+    "to_panels",
+    "units_of",
+]
 
 if "NUMBA_THREADING_LAYER" not in os.environ:
     config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
@@ -30,9 +50,15 @@ GROUP = 4
 def prepare(dtype: Any) -> None:
     """Start numba's threads and compile what a step with numbers of this dtype needs, or load it from the disk.
 
-    ValueError if numba's threads cannot serve several of this program's threads at once.
+    int8: what float32 needs, and products of int8. ValueError if numba's threads cannot serve several of this program's
+    threads at once.
     """
     use_threads(1)
+    if dtype == np.int8:
+        if MULTIPLIES_INT8:
+            panels, empty = np.zeros((0, 1, 1), np.int32), np.zeros(0, np.float32)
+            multiply_int8(np.zeros((0, 4), np.float32), panels, np.zeros(0, np.int32), empty, empty, empty[:, None])
+        dtype = np.dtype(np.float32)
     number, row, column = (np.zeros(shape, dtype) for shape in (1, (1, 2), (2, 1)))
     stream, pair, inputs = (np.zeros(shape, np.float32) for shape in ((1, 2), 2, (1, 1, 1, 2)))
     geglu(row, np.zeros((1, 1), dtype))

@@ -18,7 +18,7 @@ from inference.sampling import load_kernels
 from inference.sampling.load_kernels import array, usable_kernels
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
-"""Of weights and their inputs; int8 rounds the inputs too, with one scale for all rows of a product."""
+"""Of weights and their inputs; int8 is of products alone."""
 
 Projection = Callable[[Tensor], Tensor]  # [R, in] -> [R, out]
 
@@ -50,10 +50,14 @@ def compute_dtype(precision: Precision) -> torch.dtype:
 class PanelLinear:
     """A dense layer on a CPU by the kernels' own product: a row's result does not depend on the others."""
 
-    def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
-        self.kernels, self.weight, self.dtype = kernels, weight, dtype
+    def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, precision: Precision):
+        self.kernels, self.weight, self.dtype = kernels, weight, compute_dtype(precision)
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias
-        self.panels = kernels.to_panels(weight.to(dtype)), array(self.bias.float().contiguous())
+        if precision == "int8":
+            self.multiply, weights = kernels.multiply_int8, kernels.to_int8_panels(weight.float())
+        else:
+            self.multiply, weights = kernels.multiply, [kernels.to_panels(weight.to(self.dtype))]
+        self.weights = *weights, array(self.bias.float().contiguous())
 
     def __call__(self, x: Tensor) -> Tensor:
         # The kernel reads as many inputs as there are weights, whatever it is given.
@@ -62,7 +66,7 @@ class PanelLinear:
             return _in_groups(x, lambda x: linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
         out = x.new_empty(len(x), len(self.bias))
         self.kernels.use_threads(torch.get_num_threads())
-        self.kernels.multiply(self.kernels.units_of(x.contiguous()), *self.panels, array(out))
+        self.multiply(self.kernels.units_of(x.contiguous()), *self.weights, array(out))
         return out
 
 
@@ -78,11 +82,12 @@ def pack(layer: nn.Module, precision: Precision, compiled: bool = True) -> Proje
 def pack_dense(weight: Tensor, bias: Tensor | None, precision: Precision, compiled: bool = True) -> Projection:
     """`pack` of a linear layer with the weight [out, in] and the bias [out]."""
     dtype = compute_dtype(precision)
+    weights_dtype = torch.int8 if precision == "int8" else dtype
+    module = usable_kernels(weights_dtype) if compiled and weight.device.type == "cpu" else None
+    if module is not None and module.multiplies(weight.shape, weights_dtype):
+        return PanelLinear(module, weight, bias, precision)
     if precision == "int8":
         return _int8(weight, bias)
-    module = usable_kernels(dtype) if compiled and weight.device.type == "cpu" else None
-    if module is not None and module.multiplies(weight.shape, dtype):
-        return PanelLinear(module, weight, bias, dtype)
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     if weight.device.type != "cpu":
         return lambda x: linear(x, weight, bias)
