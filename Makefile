@@ -5,7 +5,7 @@ BIN := $(ENVIRONMENT)/bin
 # Compiled modules are kept whatever the caller's environment says: tests start many processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-browser test-all lint format bench gpu-check constraints data bundled-model evaluate
+.PHONY: install demo test test-long test-browser test-all lint format bench gpu-check constraints data bundled-model evaluate
 
 install: $(ENVIRONMENT)/installed
 
@@ -24,6 +24,9 @@ demo: install
 # As many workers as cores, four at most; each computes with one thread.
 test: install
 	$(BIN)/pytest -n logical --maxprocesses 4
+
+test-long: install
+	$(BIN)/pytest -m 'long and not slow' -n logical --maxprocesses 4
 
 test-browser: install
 	$(BIN)/pytest -m browser -rs -n logical --maxprocesses 2

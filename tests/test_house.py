@@ -132,7 +132,7 @@ def test_ci_runs_the_readmes_checks_and_nothing_else():
         for line in (ROOT / ".ci" / "run").read_text().splitlines()
         if line and not line.startswith("#") and not line.startswith(("set ", "cd ", "command -v chromium"))
     ]
-    assert commands == ["make lint", "make test", "make test-browser"]
+    assert commands == ["make lint", "make test", "make test-long", "make test-browser"]
     assert all(command in (ROOT / "README.md").read_text() for command in commands)
 
 

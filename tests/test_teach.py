@@ -11,6 +11,7 @@ from dalle_lean.cli import main
 from dalle_lean.io.model_folder import check_parts
 from inference import Generator
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 EMOJI = ROOT / "tests" / "data" / "emoji"
 NUM_MINE = 12

@@ -1,11 +1,13 @@
 import json
 
 import numpy as np
+import pytest
 
 from benchmarks.streaming import IMAGE_SIDE, codes, measure, report, write_shards
 from tests.preprocessing.shard_folders import stored_rows
 
 
+@pytest.mark.long
 def test_the_synthetic_shards_are_read_as_any_other_and_every_figure_is_reported(tmp_path, capsys):
     write_shards(tmp_path / "shards", 600, 100)
     assert len({row["key"] for row in stored_rows(tmp_path / "shards")}) == 600

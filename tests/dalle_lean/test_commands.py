@@ -14,6 +14,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("storage", [pytest.param("s3", marks=pytest.mark.slow), "hub"], indirect=True)
 def test_a_packed_model_is_whole_where_it_is_published_and_only_changes_follow(storage, tmp_path):
     model, packed = save_tiny_model(tmp_path), tmp_path / "packed"

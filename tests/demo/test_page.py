@@ -136,6 +136,7 @@ def test_no_free_port_is_one_line_and_exit_code_2(model_folder, taken_port, caps
     assert said == (f"error: cannot listen on 127.0.0.1: port {taken_port} is taken; choose another with --port")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [["demo", "--device", "cpu", "--model"], pytest.param(["calculator", "--page", "paper"], marks=pytest.mark.slow)],

@@ -50,6 +50,7 @@ def figures(said):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_the_plain_way_needs_too_much_and_is_not_run_and_each_technique_takes_less(outputs):
     assert figures(outputs["baseline"])[0][2] == "not run: more than 0.006 GB"
     lines = figures(outputs["alone"])
@@ -69,11 +70,13 @@ def test_the_plain_way_needs_too_much_and_is_not_run_and_each_technique_takes_le
         assert found == pytest.approx(predicted, rel=0.06)
 
 
+@pytest.mark.long
 def test_the_model_learns(outputs):
     assert "it learns: " in outputs["train"]
     assert outputs["write"].strip()
 
 
+@pytest.mark.long
 def test_what_was_not_measured_on_a_gpu_says_so(outputs):
     assert all("measured on cpu, not on a GPU" in outputs[name] for name in TECHNIQUES)
     assert "tokens/s on cpu" in outputs["train"]

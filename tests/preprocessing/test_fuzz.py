@@ -23,6 +23,7 @@ REASONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "count"), [("picture", 260), ("tar", 120), ("parquet", 120)])
 def test_what_is_spoilt_is_counted_and_ends_nothing(kind, count):
     command = [sys.executable, "-m", "tests.preprocessing.fuzz", kind, str(count)]

@@ -22,6 +22,7 @@ def largest_difference(ours, theirs):
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [QUICK, pytest.param(sorted({*CASES} - {*QUICK}), marks=pytest.mark.slow)])
 def test_two_processes_learn_in_as_many_steps_what_one_learns(tmp_path, names):
     run_together(2, "learn_all", tmp_path, *names)

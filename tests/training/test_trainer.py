@@ -178,6 +178,7 @@ class Started:
         return process.returncode, said
 
 
+@pytest.mark.long
 def test_a_process_killed_with_signal_9_continues_with_the_same_command(shards, recipe, tmp_path):
     started = Started(shards, tmp_path / "killed", 20)
     assert started.end_by(signal.SIGKILL)[0] == -signal.SIGKILL
@@ -189,6 +190,7 @@ def test_a_process_killed_with_signal_9_continues_with_the_same_command(shards, 
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_sigterm_saves_the_step_it_comes_in_and_says_how_to_go_on(shards, tmp_path):
     started = Started(shards, tmp_path / "ended", 10_000)
     code, said = started.end_by(signal.SIGTERM)

@@ -88,6 +88,7 @@ def test_a_model_learns_the_same_under_every_plan_on_a_gpu(settings, compiled):
     assert (fused_gradient - gradient).norm() < 0.05 * gradient.norm()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*called without torch.compile")
 def test_a_compiled_model_learns_the_same_with_it(fused_on_a_cpu):
     config = DalleConfig(**DALLE_FIELDS)

@@ -127,6 +127,7 @@ print(FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names processors of x86-64")
 @pytest.mark.parametrize(
     ("settings", "said"),

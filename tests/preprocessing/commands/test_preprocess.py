@@ -38,6 +38,7 @@ def test_the_progress_counts_shards_and_only_it_tells_a_speed(capfd, discs, vqga
     assert "pictures/s" not in said.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cpu,cpu", marks=pytest.mark.slow)])
 def test_packages_of_the_current_folder_are_not_run_in_place_of_ours(discs, vqgan_folder, tmp_path, device):
     command = ["preprocess", str(discs), str(tmp_path / "out"), "--vqgan", str(vqgan_folder), "--device", device]

@@ -56,6 +56,7 @@ def notes(out: Path) -> int:
     return len(list((out / ".progress").glob("part-*.json")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_as_a_whole_it_continues_where_it_stopped_and_orphans_go(begin, undisturbed, tmp_path, made):
     process, out = begin(), tmp_path / "out"
@@ -73,6 +74,7 @@ def test_killed_as_a_whole_it_continues_where_it_stopped_and_orphans_go(begin, u
     assert contents(out) == undisturbed
 
 
+@pytest.mark.long
 def test_killed_decoders_are_replaced_and_nothing_is_lost(begin, undisturbed, tmp_path):
     process = begin()
     killed: set[int] = set()

@@ -59,6 +59,7 @@ def test_a_bucket_that_is_not_there_is_one_line_without_the_secret(s3, folder):
     assert s3.secret not in said
 
 
+@pytest.mark.long
 def test_shards_go_to_the_hub_in_one_commit_and_a_killed_upload_continues(hub, folder):
     command = ["shards", "publish", str(folder), "hf://datasets/me/birds", "--license", "cc-by-4.0"]
     hub.server.hold_after = 2

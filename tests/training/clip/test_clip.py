@@ -81,6 +81,7 @@ def test_a_trained_clip_ranks_the_picture_that_fits_first(folder, tmp_path):
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.long
 def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_path):
     recipe = ClipRecipe(**{**TINY, "steps": 8, "precision": "bf16"})
     killed_after(5, ClipRun, folder, tmp_path / "killed", recipe)

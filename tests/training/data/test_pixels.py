@@ -127,6 +127,7 @@ def test_a_changed_picture_is_decoded_again(folder, tmp_path):
     assert fingerprint(folder, ["not there", "\0", "x" * 5000]) == fingerprint(folder, ["not there", "\0", "x" * 5000])
 
 
+@pytest.mark.long
 def test_more_pictures_than_the_memory_holds_can_be_read(folder, tmp_path):
     (folder / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "one"}\n' * 100)
     script = f"""

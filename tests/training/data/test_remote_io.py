@@ -263,6 +263,7 @@ def test_a_run_on_remote_shards_is_the_run_on_their_folder(server, shards, tmp_p
     assert any("trying again" in line for line in caplog.messages)
 
 
+@pytest.mark.long
 def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards, tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", "training")
     recipe = load_recipe("tiny").override(steps=30)

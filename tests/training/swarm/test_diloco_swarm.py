@@ -74,6 +74,7 @@ def flat(worker):
     return torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]]).numpy()
 
 
+@pytest.mark.long
 @pytest.mark.swarm
 def test_one_peer_whose_outer_step_goes_the_whole_way_learns_as_without_a_swarm(tmp_path, nursery):
     wire = WireSection(mode="diloco", compression="fp32", delayed=False, inner_steps=5, outer_lr=1.0, outer_momentum=0)

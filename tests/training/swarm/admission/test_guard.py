@@ -180,6 +180,7 @@ def test_what_a_stranger_answers_is_not_read(network):
         stranger.shutdown()
 
 
+@pytest.mark.long
 def test_a_ban_and_its_end_reach_members_from_one_to_the_next(network, member):
     banned = network.member("banned")
     peer = str(banned.peer_id)

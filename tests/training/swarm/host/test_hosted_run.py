@@ -45,12 +45,14 @@ def hosted(shards, tmp_path_factory):
         yield hosted
 
 
+@pytest.mark.long
 @pytest.mark.swarm
 def test_the_line_for_volunteers_names_the_data_that_they_need(running):
     data = read_settings(running.run_dir).swarm.data
     assert f" --data {data}" in running.output.read_text().replace("\n", "")
 
 
+@pytest.mark.long
 @pytest.mark.swarm
 def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
     until("step 2", lambda: running.step() >= 2)
@@ -59,6 +61,7 @@ def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
     assert 0 < checkpoint.heldout_loss < 10
 
 
+@pytest.mark.long
 @pytest.mark.swarm
 def test_of_two_helpers_that_average_a_step_one_counts_its_samples(running):
     def credits():
@@ -94,6 +97,7 @@ def test_a_killed_donor_goes_on_with_the_others(running):
     until("a later step", lambda: running.step() > before)
 
 
+@pytest.mark.long
 @pytest.mark.swarm
 def test_kill_9_of_the_host_leaves_no_process(running):
     processes = psutil.Process(running.host.pid).children(recursive=True)
@@ -205,6 +209,7 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
         until("the run of now", lambda: (fetched_by(own) or settings).run_id == back.run_id)
 
 
+@pytest.mark.long
 @pytest.mark.swarm
 def test_a_helper_elsewhere_admits_newcomers_while_the_host_is_away(shards, tmp_path):
     settings = make(tmp_path / "run", shards, admission="invite")

@@ -129,6 +129,7 @@ class Publisher:
         kill_family(self.process)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("storage", ["s3", pytest.param("hub", marks=pytest.mark.slow)], indirect=True)
 def test_a_publisher_that_is_killed_and_whose_storage_fails_for_a_while_continues(run, settings, storage, tmp_path):
     tiny_vqgan().save(tmp_path / "vqgan")

@@ -113,6 +113,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 @pytest.mark.swarm
 def test_a_peer_whose_host_dies_before_it_has_imported_anything_ends(supervisor):
     command = [sys.executable, "-c", STARTS_A_DONOR_AND_DIES, str(supervisor.run_dir)]

@@ -85,6 +85,7 @@ def place(position):
     return position.epoch, position.group, position.window, position.sample
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )

@@ -44,6 +44,7 @@ def draw(painter, newest):
     painter.poll(newest)
 
 
+@pytest.mark.long
 def test_each_checkpoint_draws_all_prompts_once(model_folder, tmp_path):
     notices = []
     prompts = ["a red heart", "--help", "a red heart on a white ground"]

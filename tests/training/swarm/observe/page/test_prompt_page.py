@@ -110,6 +110,7 @@ def test_without_memory_there_is_none_and_that_is_said_once(page, tmp_path, monk
     assert page.notices == ["no prompt page: it needs 1000000.0 GB of free memory"]
 
 
+@pytest.mark.long
 def test_one_that_cannot_start_is_said_once_and_tried_again_later(page, tmp_path):
     newest = empty_checkpoint(tmp_path / "empty")
     page.poll(newest)
