@@ -140,7 +140,7 @@ def test_different_receipts_for_one_part_prove_the_lie_whoever_shows_them(reduce
     assert contradiction(lasts[0], replace(lasts[1], digest=b"made up")) is None
     assert contradiction(lasts[0], replace(lasts[1], group=b"another")) is None
     assert contradiction(lasts[0], replace(lasts[1], part=0)) is None
-    assert contradiction(lasts[0], replace(lasts[1], time=lasts[0].time + 1)) is None
+    assert contradiction(lasts[0], replace(lasts[1], time=lasts[1].time + 1)) is None
 
 
 def test_a_statement_counts_for_its_own_place_only(reducer):
