@@ -197,10 +197,12 @@ class Generator:
                     all_codes, ranked = torch.cat([parts[first] for first in sorted(parts)]), []
                     note = "painting" if self.scorer is None else "ranking"
                     request = requests[number]
-                    for decoded in decode_and_score(all_codes, request.prompt, self.vqgan, self.scorer, bf16=self.bf16):
+                    different, places = torch.unique(all_codes, dim=0, return_inverse=True)
+                    for decoded in decode_and_score(different, request.prompt, self.vqgan, self.scorer, bf16=self.bf16):
                         yield Progress(done, total, note, request=number)
                         ranked.append(decoded)
-                    best = best_pictures(all_codes, *collect(ranked), request.settings.num_best, request.first)
+                    images, scores = collect(ranked, places.tolist())
+                    best = best_pictures(all_codes, images, scores, request.settings.num_best, request.first)
                     yield Progress(done, total, "done", best, request=number)
 
     def _draw_batch(self, requests: Sequence[Request], batch: Batch) -> Iterator[Tensor]:

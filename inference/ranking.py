@@ -89,16 +89,22 @@ def try_batch(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None, s
         return None  # by now the tensors that the error held are released
 
 
-def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] | None]:
-    """All pictures and scores, after waiting for the device; scores is None if nothing ranked them.
+def collect(
+    batches: Iterable[Ranked], places: Sequence[int] | None = None
+) -> tuple[list[Image.Image], list[float] | None]:
+    """The pictures at these places in the batches, by default all, and their scores, after waiting for the device;
+    scores is None if nothing ranked them.
 
     ValueError for a score that is not finite: it cannot be ranked.
     """
     done = list(batches)
-    images = [Image.fromarray(values) for ranked in done for values in ranked.pixels.cpu().numpy()]
+    different = [Image.fromarray(values) for ranked in done for values in ranked.pixels.cpu().numpy()]
+    places = range(len(different)) if places is None else places
+    images = [different[place] for place in places]
     if any(ranked.scores is None for ranked in done):
         return images, None
-    scores = [score for ranked in done if ranked.scores is not None for score in ranked.scores.tolist()]
+    ranking = [score for ranked in done if ranked.scores is not None for score in ranked.scores.tolist()]
+    scores = [ranking[place] for place in places]
     for index, score in enumerate(scores):
         if not math.isfinite(score):
             raise UserError(f"the scorer gave picture {index} the score {score}; it must be a finite number")

@@ -69,6 +69,16 @@ def test_picture_i_does_not_depend_on_how_many_are_drawn(generator):
     assert all(few[index].image.tobytes() == many[index].image.tobytes() for index in range(3))
 
 
+def test_equal_candidates_are_decoded_and_scored_once(generator, monkeypatch):
+    scored = []
+    score = generator.scorer.score
+    monkeypatch.setattr(generator.scorer, "score", lambda pixels, prompt: scored.append(1) or score(pixels, prompt))
+    equal = generator("a red heart", **SETTINGS | {"num_images": 20, "best": 20, "top_k": 1})
+    assert len(scored) == 1  # 20 different ones are scored in three batches
+    assert [picture.index for picture in equal] == list(range(20))
+    assert len(set(pixels(equal))) == len({picture.score for picture in equal}) == 1
+
+
 def test_without_clip_the_first_pictures_come_by_index_without_scores(generator_without_clip, generator):
     pictures = generator_without_clip("a house", **SETTINGS)
     assert named(pictures) == [(0, None), (1, None), (2, None)]
