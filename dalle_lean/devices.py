@@ -1,4 +1,11 @@
-"""Choice of the device."""
+"""Choice of the device, and what it can do."""
+
+import os
+import sysconfig
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 
 import torch
 
@@ -20,3 +27,14 @@ def pick_device(device: str | torch.device) -> torch.device:
     if picked.index is not None and picked.type == "cuda" and picked.index >= torch.cuda.device_count():
         raise UserError(f"device={str(device)!r}: there are only {torch.cuda.device_count()} CUDA devices here")
     return picked
+
+
+@cache
+def fused_attention_runs(device: torch.device) -> bool:
+    """Whether the kernel of `model.fused_attention` runs there: on a GPU of compute capability 8.0 or newer, with
+    Triton, and with the C compiler and Python's headers that Triton needs."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    compiler = os.environ["CC"] if "CC" in os.environ else which("gcc") or which("clang")
+    has_headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
+    return find_spec("triton") is not None and bool(compiler) and has_headers

@@ -20,14 +20,12 @@ BOS = 0
 
 
 class Crop(NamedTuple):
-    """The part of each sample over which the loss is taken: the first caption ids and a square of codes."""
+    """The part of each sample over which the loss is taken: the first caption ids, and a square of codes from a row
+    and a column on."""
 
     text_len: int
-    """Number of caption ids."""
     side: int
-    """Of the square."""
     row: int = 0
-    """Of the square's first code, like `column`."""
     column: int = 0
 
 

@@ -6,12 +6,7 @@ Source: Dong et al. 2024, "Flex Attention: A Programming Model for Generating Op
 B batch, H heads, S positions, d head size, P text positions, f side of the grid.
 """
 
-import os
-import sysconfig
 from functools import cache, lru_cache
-from importlib.util import find_spec
-from pathlib import Path
-from shutil import which
 from typing import Any, NamedTuple
 
 import torch
@@ -38,17 +33,6 @@ def attend_fused(
         query, key, value = (x.index_select(2, pattern.order) for x in (query, key, value))
     out = kernel()(query, key, value, block_mask=pattern.blocks)
     return out if pattern.places is None else out.index_select(2, pattern.places)
-
-
-@cache
-def fused_attention_runs(device: torch.device) -> bool:
-    """Whether the kernel runs there: on a GPU of compute capability 8.0 or newer, with Triton, and with the C compiler
-    and Python's headers that Triton needs."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    compiler = os.environ["CC"] if "CC" in os.environ else which("gcc") or which("clang")
-    has_headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
-    return find_spec("triton") is not None and bool(compiler) and has_headers
 
 
 @cache

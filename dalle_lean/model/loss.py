@@ -24,8 +24,7 @@ class Section(NamedTuple):
 
     positions: slice
     rows: slice
-    targets: Tensor
-    """[B, s], counted from the section's first row."""
+    targets: Tensor  # [B, s], counted from the section's first row
 
 
 def section_losses(

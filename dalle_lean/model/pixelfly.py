@@ -11,7 +11,7 @@ A rectangular weight repeats the square pattern along its longer side: r times i
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,8 +88,7 @@ class PixelFly(nn.Module):
         butterfly_size: int,
         rank: int,
         bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ):
         super().__init__()
         self.in_features, self.out_features, self.block_size = in_features, out_features, block_size
@@ -97,7 +96,7 @@ class PixelFly(nn.Module):
         self.pattern = _pattern(in_features, out_features, block_size, butterfly_size, rank)
 
         def weight(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            return nn.Parameter(torch.empty(shape, **factory))
 
         blocks, repeat_in, repeat_out, strides = self.pattern
         self.blocks = weight(len(strides), blocks, repeat_in * block_size, repeat_out * block_size)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dalle_lean import Dalle, DalleConfig
+from dalle_lean.devices import fused_attention_runs
 from dalle_lean.errors import UserError
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import cost_of
-from dalle_lean.model.fused_attention import fused_attention_runs
 from dalle_lean.precision import effective_precision
 from dalle_lean.words import human_bytes
 from training.data.loader import BATCHES_AHEAD

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from dalle_lean import Dalle, DalleConfig, MemoryPlan
+from dalle_lean import Dalle, DalleConfig, MemoryPlan, devices
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.operations import Step, attention_chain
 from dalle_lean.model import fused_attention
@@ -162,14 +162,14 @@ def test_it_runs_where_triton_finds_what_it_needs(changes, runs, tmp_path, monke
     (tmp_path / "Python.h").touch()
     found = {"capability": (8, 0), "programs": ("gcc",), "CC": None, "triton": object(), "headers": tmp_path, **changes}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found["capability"])
-    monkeypatch.setattr(fused_attention, "which", lambda name: name if name in found["programs"] else None)
-    monkeypatch.setattr(fused_attention, "find_spec", lambda _: found["triton"])
+    monkeypatch.setattr(devices, "which", lambda name: name if name in found["programs"] else None)
+    monkeypatch.setattr(devices, "find_spec", lambda _: found["triton"])
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(found["headers"])})
     monkeypatch.delenv("CC", raising=False)
     if found["CC"] is not None:
         monkeypatch.setenv("CC", found["CC"])
-    assert fused_attention.fused_attention_runs.__wrapped__(torch.device("cuda")) == runs
-    assert not fused_attention.fused_attention_runs.__wrapped__(torch.device("cpu"))
+    assert devices.fused_attention_runs.__wrapped__(torch.device("cuda")) == runs
+    assert not devices.fused_attention_runs.__wrapped__(torch.device("cpu"))
 
 
 def cost(kind, fused, device="cuda"):
