@@ -22,9 +22,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As torch's: x [..., n], weight [m, n], bias [m] -> [..., m]."""
     if not takes_onednn(x):
         return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        return _OneDNNLinear.apply(x, weight, bias)
-    return _onednn(x, weight, bias)
+    product = _OneDNNLinear.apply if torch.is_grad_enabled() else _onednn
+    return product(x, weight, bias)
 
 
 def takes_onednn(x: Tensor) -> bool:
