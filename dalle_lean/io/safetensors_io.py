@@ -93,5 +93,12 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str,
 def refuse_infinite(tensors: Mapping[str, Tensor], source: str) -> None:
     """ValueError names `source` and the first tensor with a number that is not finite."""
     for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
+        if not is_finite(tensor):
             raise UserError(f"{source}: {name} holds numbers that are not finite")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers of a tensor are finite. In most types the extremes tell, far faster than `isfinite`."""
+    has_extremes = tensor.numel() > 0 and tensor.is_floating_point() and tensor.itemsize > 1
+    tested = torch.stack(torch.aminmax(tensor)) if has_extremes else tensor  # both are NaN if any number is
+    return bool(tested.isfinite().all())

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, read_shapes, read_weights
+from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, is_finite, read_shapes, read_weights
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0, 4), "c": torch.tensor(1, dtype=torch.int64)}
 
@@ -84,3 +84,14 @@ def test_more_than_the_machine_holds_is_refused_with_both_figures(tmp_path):
     path = write(tmp_path / "w", header, 8 + len(json.dumps(header)) + numbers)
     with little_time_and_memory(), pytest.raises(UserError, match=r"has 8\.8 TB, and only .* of memory are free"):
         read_weights(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.int64])
+def test_one_number_that_is_not_finite_is_found_in_any_type(dtype):
+    assert is_finite(torch.zeros(0).to(dtype))
+    assert is_finite(torch.tensor([[-448.0, 1], [0, 448]]).to(dtype))
+    if dtype.is_floating_point:
+        assert not is_finite(torch.tensor([[1.0, 2], [torch.nan, 3]]).to(dtype))
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        assert not is_finite(torch.tensor([1.0, torch.inf]).to(dtype))
+        assert not is_finite(torch.tensor([1.0, -torch.inf]).to(dtype))

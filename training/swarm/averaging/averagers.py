@@ -25,6 +25,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
+from dalle_lean.io.safetensors_io import is_finite
 from training.swarm.averaging.aggregation_rules import REJECT_RADII, PartReducer, Rule
 from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.complaints import Complaints
@@ -117,7 +118,7 @@ class FilteredAverager(DecentralizedAverager):
         runner = RuleRunner(self, group_info, tensors=tensors, group_id=group_id, **options)
         self._running_groups[group_id].set_result(runner)
         async for tensor, update in azip(as_aiter(*tensors), runner):
-            if torch.isfinite(update).all():
+            if is_finite(update):
                 tensor.add_(update, alpha=self._averaging_alpha)
             else:
                 self._dropped_tensors.value += 1

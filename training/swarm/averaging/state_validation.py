@@ -12,6 +12,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
 from torch import Tensor
 
+from dalle_lean.io.safetensors_io import is_finite
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
 from training.swarm.network.owner_keys import signer_of
@@ -47,7 +48,7 @@ def check_state(metadata: dict[str, Any], tensors: Sequence[Tensor], own: Sequen
         raise StateRefused("is the state of another model")
     if metadata.get("sha256") != tensors_sha256(tensors):
         raise StateRefused("does not match its checksum")
-    if not all(torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
+    if not all(map(is_finite, tensors)):
         raise StateRefused("has values that are not finite")
 
 
