@@ -72,10 +72,8 @@ class MemoryPlan:
         if activations == "reversible" and self.residual_dtype == "bfloat16":
             raise UserError("residual_dtype='bfloat16': activations='reversible' needs float32 or float64")
         if activations not in allowed:
-            raise UserError(
-                f"activations={self.activations!r}: a config with reversible={config.reversible} takes "
-                f"{', '.join(allowed)}"
-            )
+            kind = "a reversible model" if config.reversible else "a model that is not reversible"
+            raise UserError(f"activations={self.activations!r}: {kind} takes {', '.join(allowed)}")
         return activations
 
     def fuses_attention(self, config: DalleConfig, device: str, compute_bytes: int) -> bool:

@@ -75,9 +75,9 @@ def test_a_plan_that_the_config_cannot_have_is_refused():
     plain = DalleConfig(reversible=False)
     assert MemoryPlan().activations_for(plain) == "checkpoint"
     assert MemoryPlan().activations_for(DalleConfig()) == "reversible"
-    with pytest.raises(ValueError, match="reversible=False takes keep, selective, checkpoint"):
+    with pytest.raises(ValueError, match="not reversible takes keep, selective, checkpoint"):
         MemoryPlan(activations="reversible").activations_for(plain)
-    with pytest.raises(ValueError, match="reversible=True takes keep, reversible"):
+    with pytest.raises(ValueError, match="a reversible model takes keep, reversible"):
         MemoryPlan(activations="checkpoint").activations_for(DalleConfig())
 
 

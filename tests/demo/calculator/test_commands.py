@@ -168,7 +168,7 @@ def test_other_precisions_optimizers_and_devices_cost_what_they_should(capsys):
         (["paper", "--precision", "int4"], "precision='int4'"),
         (["paper", "--optimizer", "sgd"], "optimizer='sgd'"),
         (["paper", "--device", "tpu"], "device='tpu'"),
-        (["paper", "--plan", "checkpoint"], "reversible=True takes keep, reversible"),
+        (["paper", "--plan", "checkpoint"], "a reversible model takes keep, reversible"),
         (["paper", "--plan", "reversible,sample=1"], "unknown field 'sample'"),
         (["paper", "--budget", "12XB"], "not an amount of memory"),
         (["paper", "--budget", "1GB"], "needs at least"),
