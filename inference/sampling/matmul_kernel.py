@@ -48,8 +48,10 @@ PAIRS = ir.VectorType(BFloat16(), 2 * LANES)
 
 def multiplies(shape: torch.Size, dtype: torch.dtype) -> bool:
     """Whether `multiply` takes weights of this shape [N, K], float32, bfloat16 or int8."""
-    can = {torch.float32: FUSES, torch.bfloat16: MULTIPLIES_BF16, torch.int8: MULTIPLIES_INT8}[dtype]
-    return can and shape[0] % WIDTH == 0 and shape[1] % (4 if dtype == torch.int8 else 2) == 0
+    outputs, inputs = shape
+    if dtype == torch.int8:  # more products of bytes than that could overflow their sum
+        return MULTIPLIES_INT8 and outputs % WIDTH == 0 and inputs % 4 == 0 and inputs <= 2**16
+    return (FUSES if dtype == torch.float32 else MULTIPLIES_BF16) and outputs % WIDTH == 0 and inputs % 2 == 0
 
 
 def units_of(x: Tensor) -> np.ndarray:
