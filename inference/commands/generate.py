@@ -91,6 +91,10 @@ def generate(
     generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
     if guidance is None:
         settings = replace(settings, guidance=generator.guidance)
+    if generator.scorer is None and scorer != "none" and (count := generator.num_drawn(settings)) < num_images:
+        tell(
+            f"this model has no CLIP to rank {num_images} candidates, so only {count} are drawn; `pack --clip` adds one"
+        )
     codes = None if start is None or picture is None else upper_rows(generator, start, picture, start_rows)
     out.mkdir(parents=True, exist_ok=True)
     for prompt in prompts:

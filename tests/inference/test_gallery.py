@@ -213,6 +213,17 @@ def test_pictures_that_are_all_alike_are_called_so(model_folder, tmp_path, capsy
     assert capsys.readouterr().out.endswith(said)
 
 
+def test_fewer_candidates_than_asked_for_are_said_where_the_model_has_no_clip(
+    model_folder_without_clip, model_folder, tmp_path, capsys
+):
+    eight = ("--num-images", 8, "--top-k", 0)
+    assert run("a heart", "--out", tmp_path / "0", "--model", model_folder_without_clip, *eight) == 0
+    assert "this model has no CLIP to rank 8 candidates, so only 4 are drawn" in capsys.readouterr().err
+    for number, options in enumerate(([model_folder_without_clip, "--scorer", "none"], [model_folder]), start=1):
+        assert run("a heart", "--out", tmp_path / str(number), "--model", *options, *eight) == 0
+        assert "CLIP" not in capsys.readouterr().err
+
+
 def test_unknown_words_are_named_in_a_line_for_each_prompt(model_folder_with_vocabulary, tmp_path, capsys):
     prompts = ("a zeppelin", "two red hearts", "ein rotes Herz", "❤️")
     assert run(*prompts, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
