@@ -122,6 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # GNU OpenMP reads it when torch is imported. By default a thread that waits for another keeps its core for
         # milliseconds, on which the other may have to wait in turn where programs share the cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if "" in arguments:  # as a folder it would be the current one
+        error("an argument is empty; give it a value or leave it out (from a variable that is not set?)")
+        sys.exit(2)
     command_name = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         code = build_app(command_name)(arguments, standalone_mode=False)
@@ -138,5 +141,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(2)
         sys.exit(explain(failure))
     if code == INTERRUPTED:  # Typer returns this code after Ctrl+C
-        tell("stopped" if command_name in SERVERS else "stopped; what was finished is kept")
+        tell("stopped" if command_name in SERVERS else "stopped; only what was finished is kept")
     sys.exit(code if isinstance(code, int) else 0)

@@ -6,7 +6,7 @@ n pictures, m codes given, I codes in a picture, R rows.
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from inference.batching import Batch, Kind, default_batch_size, halve_large, plan_batches
 from inference.ranking import best_pictures, collect, decode_and_score
-from inference.request import Picture, Progress, Request, Settings
+from inference.request import Picture, Progress, Request, Settings, tidy
 from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.packed_linear import Precision, check_precision, fastest_precision
@@ -157,12 +157,14 @@ class Generator:
         pictures of each finished request.
 
         Requests with equally many pictures share a batch. A picture does not depend on the others in its batch; on a
-        CPU in fp32 or bf16 it is bit for bit the same, unless heads have fewer than 8 channels. Close the iterator to
-        cancel, which keeps nothing. `batch_size` is halved when memory runs out; None chooses it by the free memory.
+        CPU it is bit for bit the same, unless heads have fewer than 8 channels, or int8 has no VNNI instructions. Close
+        the iterator to cancel, which keeps nothing. `batch_size` is halved when memory runs out; None chooses it by the
+        free memory.
         """
         config, decoder = self.model.config, self.decoder
         for request in requests:
             request.check(config)
+        requests = [replace(request, prompt=tidy(request.prompt)) for request in requests]
         if batch_size is None:
             idle_bytes = 0 if decoder.idle_cache is None else decoder.idle_cache.num_bytes
             batch_size = default_batch_size(config, decoder.dtype, decoder.device, idle_bytes=idle_bytes)
@@ -248,7 +250,7 @@ class Generator:
 
     def excess_tokens(self, prompt: str) -> int:
         """How many of the prompt's tokens exceed the model's text length and are cut off."""
-        return max(0, self.tokenizer.count(prompt) - self.model.config.text_len)
+        return max(0, self.tokenizer.count(tidy(prompt)) - self.model.config.text_len)
 
     def unknown_words(self, prompt: str) -> list[str] | None:
         """The words of a prompt that training never showed, in order, each once; None without a vocabulary.json."""

@@ -85,6 +85,11 @@ class Request:
         check_ids("start", self.start[None], config.image_vocab_size)
 
 
+def tidy(prompt: str) -> str:
+    """The prompt with one space between words: doubled spaces and line ends would be tokens that no caption has."""
+    return " ".join(prompt.split())
+
+
 def check_prompt(prompt: str) -> None:
     """ValueError for an empty or blank prompt."""
     if not prompt.strip():

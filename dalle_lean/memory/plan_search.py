@@ -71,14 +71,19 @@ def fastest_plan(
             return plan
     least = min(peaks)
     plan = plans[peaks.index(least)]
-    batch = largest_batch(
+    advice = fitting_batch(
         lambda size: cost_of(config, plan, dataclasses.replace(setup, batch=size)).peak_bytes, budget_bytes
     )
-    advice = f"batch {batch} would fit" if batch else "not even a batch of 1 fits: take a smaller model"
     raise UserError(
         f"batch {setup.batch} needs at least {human_bytes(least)} of the {human_bytes(budget_bytes)} allowed, with "
         f"{describe(plan)}; {advice}"
     )
+
+
+def fitting_batch(peak_of: Callable[[int], int], budget_bytes: float) -> str:
+    """Which batch would fit where one does not, in words."""
+    batch = largest_batch(peak_of, budget_bytes)
+    return f"batch {batch} would fit" if batch else "not even a batch of 1 fits: take a smaller model"
 
 
 def for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> MemoryPlan:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inference.generator import Generator
+    from inference.request import Picture
 
 
 def generate(
@@ -63,9 +64,9 @@ def generate(
     """Draw pictures of each PROMPT and keep the best few."""
     from dalle_lean.io.files import check_output_folder
     from dalle_lean.vocabulary import enumerated, named
-    from inference.request import Request, Settings, check_prompt
+    from inference.request import Request, Settings, check_prompt, tidy
 
-    prompts = [utf8(prompt) for prompt in prompts]
+    prompts = [tidy(utf8(prompt)) for prompt in prompts]
     for prompt in prompts:
         check_prompt(prompt)
     settings = Settings(
@@ -84,7 +85,6 @@ def generate(
     say("loading the model ...")
     from inference.gallery import pictures_of, prompt_folder, write_gallery
     from inference.generator import Generator
-    from inference.ranking import all_alike, all_blank
 
     for index in range(len(prompts)):
         pictures_of(prompt_folder(out, prompts, index))  # fail here, not after drawing
@@ -104,33 +104,43 @@ def generate(
             tell(f"I have not learnt to draw: {enumerated(named(unknown))}")
     name = repr(shortened(prompts[0], 40)) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
-    with progress_bar(f"drawing {name}", "codes") as on_progress:
-        for progress in generator.draw([Request(prompt, settings, codes) for prompt in prompts], batch_size):
-            on_progress(progress.done, progress.total, progress.note)
-            if progress.pictures is not None:
-                index = progress.request
-                prompt, folder = prompts[index], prompt_folder(out, prompts, index)
-                facts = generator.describe(settings, codes)
-                write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
-                remark = ", all alike" if all_alike(progress.pictures) else ""
-                if all_blank(progress.pictures):
-                    remark = ", all of one colour: the model draws nothing for these words; try fewer or others"
-                number = counted(len(progress.pictures), "picture")
-                written[index] = f"{folder}: {number} of {shortened(prompt)!r}{remark}"
-    for index in sorted(written):
-        say(written[index])
+    try:
+        with progress_bar(f"drawing {name}", "codes") as on_progress:
+            for progress in generator.draw([Request(prompt, settings, codes) for prompt in prompts], batch_size):
+                on_progress(progress.done, progress.total, progress.note)
+                if progress.pictures is not None:
+                    index = progress.request
+                    prompt, folder = prompts[index], prompt_folder(out, prompts, index)
+                    facts = generator.describe(settings, codes)
+                    write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
+                    number = counted(len(progress.pictures), "picture")
+                    written[index] = f"{folder}: {number} of {shortened(prompt)!r}{remark_on(progress.pictures)}"
+    finally:  # Ctrl+C too leaves finished prompts
+        for index in sorted(written):
+            say(written[index])
+
+
+def remark_on(pictures: "list[Picture]") -> str:
+    """What to say of pictures in which nothing is drawn, or nothing differs."""
+    from inference.ranking import all_alike, all_blank
+
+    if all_blank(pictures):
+        return ", all of one colour: the model draws nothing for these words; try fewer or others"
+    return ", all alike: a colour, a size or a place makes them differ" if all_alike(pictures) else ""
 
 
 def open_start(path: Path) -> "Image":
     """Open the picture that --start names; ValueError for none."""
-    from dalle_lean.images.files import UnusablePicture, open_picture_file
+    from dalle_lean.images.files import FORMATS, UnusablePicture, open_picture_file
 
     if not path.exists():
         raise UserError(f"--start: there is no file {path}")
     try:
         return open_picture_file(path)
     except UnusablePicture as error:
-        raise UserError(f"{path}: {error.sentence}") from None
+        if error.reason == "picture_broken":
+            raise UserError(f"--start: {path} is not a picture that can be read ({', '.join(FORMATS)})") from None
+        raise UserError(f"--start: {path}: {error.sentence}") from None
 
 
 def upper_rows(generator: "Generator", path: Path, picture: "Image", rows: int | None) -> "Tensor":

@@ -166,7 +166,7 @@ main(["convert", "{fifo}", "out"])
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.strip() == "stopped; what was finished is kept"
+    assert errors.strip() == "stopped; only what was finished is kept"
 
 
 @pytest.mark.parametrize(

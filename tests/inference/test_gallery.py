@@ -151,7 +151,7 @@ def test_a_contact_sheet_holds_every_picture_enlarged(generator):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("",), "prompt is empty"),
+        ((" ",), "prompt is empty"),
         (("a car", "--top-p", "7"), r"top_p=7"),
         (("a car", "--temperature", "-1"), r"temperature=-1"),
         (("a car", "--model", "nowhere"), "no model folder at nowhere"),
@@ -170,6 +170,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
     [
         (("--out", "/proc/x"), "/proc/x: no file can be created in /proc; name another folder"),
         (("--start", "/nope"), "--start: there is no file /nope"),
+        (("--start", __file__), f"--start: {__file__} is not a picture that can be read (JPEG, PNG, "),
+        (("--out", ""), "an argument is empty"),
         (("--precision", "fp17"), "precision='fp17': it must be one of fp32"),
         (("--scorer", "hello"), "scorer='hello': must be clip, none"),
         (("--device", "tpu"), "device='tpu'"),
@@ -197,7 +199,7 @@ FEW = ("--num-images", 2, "--best", 1, "--device", "cpu", "--scorer", "none")
 
 
 def test_a_long_prompt_is_shortened_wherever_it_is_shown(model_folder, tmp_path, capsys):
-    prompt = "a red heart " * 170
+    prompt = " ".join(["a red heart"] * 170)
     assert run(prompt, "--out", tmp_path, "--model", model_folder, *FEW) == 0
     said = capsys.readouterr()
     assert max(map(len, [*said.out.splitlines(), *said.err.splitlines()])) < 200 + len(str(tmp_path))
@@ -207,7 +209,10 @@ def test_a_long_prompt_is_shortened_wherever_it_is_shown(model_folder, tmp_path,
         assert sheet.height < 400
 
 
-@pytest.mark.parametrize(("top_k", "said"), [("0", "'a heart'\n"), ("1", "'a heart', all alike\n")])
+@pytest.mark.parametrize(
+    ("top_k", "said"),
+    [("0", "'a heart'\n"), ("1", "'a heart', all alike: a colour, a size or a place makes them differ\n")],
+)
 def test_pictures_that_are_all_alike_are_called_so(model_folder, tmp_path, capsys, top_k, said):
     assert run("a heart", "--out", tmp_path, "--model", model_folder, *FEW, "--best", 2, "--top-k", top_k) == 0
     assert capsys.readouterr().out.endswith(said)

@@ -69,6 +69,11 @@ def test_picture_i_does_not_depend_on_how_many_are_drawn(generator):
     assert all(few[index].image.tobytes() == many[index].image.tobytes() for index in range(3))
 
 
+@pytest.mark.parametrize("prompt", ["two  black cats", "two black\ncats", "  two black cats\t"])
+def test_spaces_and_lines_of_a_prompt_change_nothing(generator, prompt):
+    assert pixels(generator(prompt, **SETTINGS)) == pixels(generator("two black cats", **SETTINGS))
+
+
 def test_equal_candidates_are_decoded_and_scored_once(generator, monkeypatch):
     scored = []
     score = generator.scorer.score

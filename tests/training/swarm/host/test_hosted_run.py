@@ -133,7 +133,9 @@ def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_comma
             hosted.host.send_signal(ending)
             assert hosted.host.wait(PATIENCE_S) == code
             until("the end of all", lambda those=processes: not any(is_alive(process) for process in those), 15)
-            assert hosted.said("stopped; what was finished is kept" if code == 130 else "To go on: dalle-lean host")
+            assert hosted.said(
+                "stopped; only what was finished is kept" if code == 130 else "To go on: dalle-lean host"
+            )
         hosted.output.unlink()
 
 
@@ -149,7 +151,7 @@ def test_a_host_ends_on_sigint_where_its_shell_started_it_with_sigint_ignored(sh
         until("a peer", lambda: len(psutil.Process(host.pid).children()) > 1 or host.poll() is not None)
         host.send_signal(signal.SIGINT)
         assert host.wait(PATIENCE_S) == 130, output.read_text()
-        assert "stopped; what was finished is kept" in output.read_text()
+        assert "stopped; only what was finished is kept" in output.read_text()
     finally:
         kill_family(host)
 
