@@ -15,7 +15,7 @@ $(ENVIRONMENT)/installed: pyproject.toml constraints.txt
 	@echo "installing some 7 GB of packages, most of it torch with CUDA: a minute or two of compiling after the download"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]'
 	@echo "compiling what draws on a CPU"
-	$(BIN)/python -c 'import torch; from inference.sampling.load_kernels import kernels; kernels(); kernels(torch.bfloat16)'
+	$(BIN)/python -c 'import torch; from inference.sampling.load_kernels import kernels; [kernels(dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)]'
 	touch $@
 
 demo: install

@@ -157,9 +157,8 @@ class Generator:
         pictures of each finished request.
 
         Requests with equally many pictures share a batch. A picture does not depend on the others in its batch; on a
-        CPU it is bit for bit the same, unless heads have fewer than 8 channels, or int8 has no VNNI instructions. Close
-        the iterator to cancel, which keeps nothing. `batch_size` is halved when memory runs out; None chooses it by the
-        free memory.
+        CPU in fp32 or bf16 it is bit for bit the same, unless heads have fewer than 8 channels. Close the iterator to
+        cancel, which keeps nothing. `batch_size` is halved when memory runs out; None chooses it by the free memory.
         """
         config, decoder = self.model.config, self.decoder
         for request in requests:
@@ -199,12 +198,10 @@ class Generator:
                     all_codes, ranked = torch.cat([parts[first] for first in sorted(parts)]), []
                     note = "painting" if self.scorer is None else "ranking"
                     request = requests[number]
-                    different, places = torch.unique(all_codes, dim=0, return_inverse=True)
-                    for decoded in decode_and_score(different, request.prompt, self.vqgan, self.scorer, bf16=self.bf16):
+                    for decoded in decode_and_score(all_codes, request.prompt, self.vqgan, self.scorer, bf16=self.bf16):
                         yield Progress(done, total, note, request=number)
                         ranked.append(decoded)
-                    images, scores = collect(ranked, places.tolist())
-                    best = best_pictures(all_codes, images, scores, request.settings.num_best, request.first)
+                    best = best_pictures(all_codes, *collect(ranked), request.settings.num_best, request.first)
                     yield Progress(done, total, "done", best, request=number)
 
     def _draw_batch(self, requests: Sequence[Request], batch: Batch) -> Iterator[Tensor]:

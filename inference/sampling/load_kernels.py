@@ -23,8 +23,8 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def kernels(dtype: torch.dtype = torch.float32) -> ModuleType | None:
-    """The kernels, compiled for float32 or bfloat16; None without numba, and with a warning if numba is installed but
-    does not work."""
+    """The kernels, compiled for float32, bfloat16 or int8; None without numba, and with a warning if numba is installed
+    but does not work."""
     threads = torch.get_num_threads()
     try:
         module = importlib.import_module("inference.sampling.kernels")

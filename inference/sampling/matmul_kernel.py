@@ -47,11 +47,9 @@ PAIRS = ir.VectorType(BFloat16(), 2 * LANES)
 
 
 def multiplies(shape: torch.Size, dtype: torch.dtype) -> bool:
-    """Whether `multiply` takes weights of this shape [N, K], float32, bfloat16 or int8."""
-    outputs, inputs = shape
-    if dtype == torch.int8:  # more products of bytes than that could overflow their sum
-        return MULTIPLIES_INT8 and outputs % WIDTH == 0 and inputs % 4 == 0 and inputs <= 2**16
-    return (FUSES if dtype == torch.float32 else MULTIPLIES_BF16) and outputs % WIDTH == 0 and inputs % 2 == 0
+    """Whether `multiply`, or for int8 `multiply_int8`, takes weights of this shape [N, K]."""
+    can = {torch.float32: FUSES, torch.bfloat16: MULTIPLIES_BF16, torch.int8: MULTIPLIES_INT8}[dtype]
+    return can and shape[0] % WIDTH == 0 and shape[1] % (4 if dtype == torch.int8 else 2) == 0
 
 
 def units_of(x: Tensor) -> np.ndarray:
@@ -77,9 +75,11 @@ def multiply_tile(rows: int) -> Callable[..., None]:
     @intrinsic
     def tile(context: Any, x: Any, row: Any, panels: Any, panel: Any, starts: Any, out: Any) -> Any:
         signature = types.void(x, types.intp, panels, types.intp, starts, out)
-        kinds = {types.float32: (FLOATS, FLOATS), types.uint16: (INTEGERS, FLOATS), types.int32: (INTEGERS, INTEGERS)}
-        units, sums_kind = kinds[out.dtype]
-        add_products = {types.float32: fma, types.uint16: add_pairs, types.int32: add_quads}[out.dtype]
+        units, sums_kind, add_products = {
+            types.float32: (FLOATS, FLOATS, fma),
+            types.uint16: (INTEGERS, FLOATS, add_pairs),
+            types.int32: (INTEGERS, INTEGERS, add_quads),
+        }[out.dtype]
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             def array(argument: int) -> Any:
@@ -155,7 +155,7 @@ several_rows, one_row = multiply_tile(ROWS), multiply_tile(1)
 def multiply(x, panels, starts, out):
     """out [R, N] = x, units [R, U], times the weights of panels, units [N / WIDTH, U, WIDTH], plus starts [N].
 
-    out is float32, or bfloat16's bits, uint16, with starts in float32; or int32 with starts in int32.
+    out is float32, or bfloat16's bits, uint16; starts are float32.
     """
     whole = len(x) // ROWS * ROWS
     for panel in prange(len(panels)):

@@ -18,7 +18,7 @@ from inference.sampling import load_kernels
 from inference.sampling.load_kernels import array, usable_kernels
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
-"""Of weights and their inputs; int8 is of products alone."""
+"""Of weights and activations; with int8 the activations are float32, rounded to bytes for each product."""
 
 Projection = Callable[[Tensor], Tensor]  # [R, in] -> [R, out]
 
@@ -81,6 +81,8 @@ def pack(layer: nn.Module, precision: Precision, compiled: bool = True) -> Proje
 
 def pack_dense(weight: Tensor, bias: Tensor | None, precision: Precision, compiled: bool = True) -> Projection:
     """`pack` of a linear layer with the weight [out, in] and the bias [out]."""
+    if precision == "int8" and weight.shape[1] > 2**16:
+        precision = "fp32"  # the sum of so many products of bytes could overflow
     dtype = compute_dtype(precision)
     weights_dtype = torch.int8 if precision == "int8" else dtype
     module = usable_kernels(weights_dtype) if compiled and weight.device.type == "cpu" else None

@@ -78,9 +78,9 @@ def test_equal_candidates_are_decoded_and_scored_once(generator, monkeypatch):
     scored = []
     score = generator.scorer.score
     monkeypatch.setattr(generator.scorer, "score", lambda pixels, prompt: scored.append(1) or score(pixels, prompt))
-    equal = generator("a red heart", **SETTINGS | {"num_images": 20, "best": 20, "top_k": 1})
-    assert len(scored) == 1  # 20 different ones are scored in three batches
-    assert [picture.index for picture in equal] == list(range(20))
+    equal = generator("a red heart", **SETTINGS | {"num_images": 24, "best": 24, "top_k": 1})
+    assert len(scored) == 1  # 24 different ones are scored in three batches
+    assert [picture.index for picture in equal] == list(range(24))
     assert len(set(pixels(equal))) == len({picture.score for picture in equal}) == 1
 
 

@@ -121,6 +121,14 @@ def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision, compiled):
     assert torch.equal(cached(decoder, text, codes[:batch]), together[:batch])
 
 
+def test_a_row_is_the_same_in_any_batch_in_int8_where_the_kernel_multiplies_all_layers():
+    decoder = PackedDecoder(lively_dalle(**VARIANTS["all products by kernels"]), "int8")
+    if not isinstance(decoder.output, PanelLinear):
+        pytest.skip("this processor has no VNNI")
+    text, codes = inputs(decoder.config, batch=24)
+    assert torch.equal(cached(decoder, text, codes[:13]), cached(decoder, text, codes)[:13])
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("head_size", "given"), [(12, 0), (12, 10), (16, 0), (16, 12)])
 def test_a_row_is_bit_for_bit_the_same_among_other_prompts(head_size, given, compiled):
