@@ -182,7 +182,7 @@ def table_of(board: Leaderboard, records: PeerRecords) -> Table:
         *columns, title="contributions: averaged by the helpers; claimed by the peers, with what is not averaged yet"
     )
     for peer_id, peer in ranked[:SHOWN_PEERS]:
-        record = records.by_peer.get(peer_id)
+        record = records.present(peer_id)
         table.add_row(
             f"..{peer_id[-8:]}",  # all ids begin alike
             peer.user or "",

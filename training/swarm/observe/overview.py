@@ -15,6 +15,7 @@ from training.swarm.observe.peer_metrics import PeerRecords
 PACE_STEPS = 20
 MIN_PACE = 1e-9  # steps per second; below it no time left is given
 COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")  # counters of a PeerRecord
+MAX_STEPS_BEHIND = 3  # of a record that counts in the loss: a peer that died still has one, until it expires
 MAX_FAULTS_PER_STEP = 10  # of each counter of a peer, so that no lie drowns what others report
 
 
@@ -78,7 +79,8 @@ def summarize(
     Step and loss are medians over the trainers, so a minority cannot change them by false claims. Once helpers have
     averaged gradients of some trainers present, only those count, since identities are free, and each as much as the
     samples averaged: who did less than half of the work cannot change them. Until then the step is at most one past
-    the donors'. Nor can a lie fill the counters.
+    the donors'. It is never before that of the run's own donors, and the loss is of trainers near it, so one that did
+    most of the work and died holds neither back. Nor can a lie fill the counters.
     """
     by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
     averaged = [peer for peer in by_peer if peer in credits]
@@ -91,11 +93,12 @@ def summarize(
     epoch = int(weighted_median([record.step for record in trainers], weights))
     if not averaged:  # claims of anybody: not beyond what the host's own peers say
         epoch = min(epoch, max((record.step + 1 for record in donors), default=settings.last_epoch))
+    epoch = max([epoch, *(record.step for record in donors)])
     step = epoch * settings.steps_per_epoch
     batch_size = settings.recipe.data.batch_size
-    losses = [
-        (record.loss, weight) for record, weight in zip(trainers, weights, strict=True) if record.loss is not None
-    ]
+    known = [(record, weight) for record, weight in zip(trainers, weights, strict=True) if record.loss is not None]
+    near = [(record, weight) for record, weight in known if record.step >= epoch - MAX_STEPS_BEHIND]
+    losses = [(record.loss, weight) for record, weight in near or known]
     reported = sum(record.samples_per_s for record in trainers)
     pace = steps_per_s or reported / batch_size
     return Overview(

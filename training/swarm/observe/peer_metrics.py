@@ -62,14 +62,15 @@ class PeerRecord(BaseModel):
     """The published record of a peer: its PeerMetrics and who it is.
 
     `step` counts steps of the swarm; `loss` is in nats, None before the first step. `samples` and the counters start at
-    `started`; the record was written at `time`. Both are in seconds of the DHT's clock.
+    `started`; the record was written at `time`. Both are in seconds of the DHT's clock. The `role` of a trainer that
+    has left is "left".
     """
 
     step: Count
     loss: Measure | None
     samples: Count
     samples_per_s: Measure
-    role: Literal["trainer", "donor", "helper"]
+    role: Literal["trainer", "donor", "helper", "left"]
     client_mode: StrictBool
     dropped_batches: Count
     dropped_tensors: Count
@@ -115,6 +116,11 @@ class PeerRecords:
 
     by_peer: dict[str, PeerRecord]
     refused: int
+
+    def present(self, peer: str) -> PeerRecord | None:
+        """The record of a peer; None if it has none or has left."""
+        record = self.by_peer.get(peer)
+        return None if record is None or record.role == "left" else record
 
 
 def metrics_key(run_id: str) -> str:

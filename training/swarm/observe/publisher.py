@@ -13,6 +13,7 @@ from training.swarm.observe.peer_metrics import EXPIRATION_S, PeerMetrics, PeerR
 
 INTERVAL_S = 30.0
 STORE_TIMEOUT_S = 20.0
+LEAVE_TIMEOUT_S = 3.0  # to say that this peer leaves, which its user waits for
 
 
 class Publisher:
@@ -53,14 +54,14 @@ class Publisher:
             if not self.closed.is_set():
                 self.store()
 
-    def store(self) -> None:
+    def store(self, timeout_s: float = STORE_TIMEOUT_S) -> None:
         """Store one record in the DHT."""
         now = get_dht_time()
         stored, reason = False, "no node took it"
         try:
             content = PeerRecord(**{**(self.latest or {}), "time": float(now)}).dict()
             future = self.dht.store(self.key, content, now + EXPIRATION_S, subkey=self.subkey, return_future=True)
-            stored = future.result(timeout=STORE_TIMEOUT_S)
+            stored = future.result(timeout=timeout_s)
         except Exception as error:  # of any kind: training goes on without metrics
             reason = f"{type(error).__name__}: {error}"
         if stored:
@@ -68,9 +69,17 @@ class Publisher:
         else:
             logging.getLogger("hivemind").warning(f"the metrics were not published: {reason}")
 
-    def close(self) -> None:
-        """Stop publishing; call it before the DHT is shut down."""
+    def close(self, *, has_left: bool = False) -> None:
+        """Stop publishing; call it before the DHT is shut down.
+
+        Args:
+            has_left: replace the record by one that says so; else it counts until it expires, as that of a peer that
+                has done the last step should.
+        """
         self.closed.set()
         self.due.set()
         if self.thread.is_alive():
             self.thread.join(timeout=STORE_TIMEOUT_S)
+        if has_left and self.latest is not None:
+            self.latest = {**self.latest, "role": "left"}
+            self.store(LEAVE_TIMEOUT_S)

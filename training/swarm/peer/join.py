@@ -90,7 +90,7 @@ def take_part(
         stack.callback(dht.shutdown)
         keep_own_records(dht, settings)
         publisher = Publisher(dht, settings.run_id, user=options.user)
-        stack.callback(publisher.close)
+        stack.push(lambda kind, *_: publisher.close(has_left=kind is not None))
         processes, moved = open_peer(str(found.device)), None
 
         def report(_: Peer, metrics: PeerMetrics) -> None:

@@ -69,6 +69,14 @@ def test_the_table_shows_what_was_averaged_beside_what_is_claimed(tmp_path):
     assert columns["claimed"] == ["90", "5,000"]
 
 
+def test_a_peer_that_has_left_is_away_in_the_table(tmp_path):
+    board = Leaderboard(tmp_path / CONTRIBUTIONS, "run")
+    records = {"a": record(samples=90), "b": record(samples=80, role="left")}
+    board.update(records)
+    columns = {column.header: list(column.cells) for column in table_of(board, PeerRecords(records, 0)).columns}
+    assert (columns["claimed"], columns["samples/s"]) == (["90", "80"], ["4.0", "away"])
+
+
 def test_made_up_identities_do_not_make_the_board_grow(tmp_path, monkeypatch):
     monkeypatch.setattr("training.swarm.observe.leaderboard.MOST_CONTRIBUTORS", 3)
     board = Leaderboard(tmp_path / CONTRIBUTIONS, "run")

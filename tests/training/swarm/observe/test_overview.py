@@ -91,6 +91,35 @@ def test_credited_liars_move_step_and_loss_only_with_half_of_the_work():
     assert (seen.step, seen.loss, seen.peers) == (10, 2.0, 12)
 
 
+WITH_DONOR = replace(SETTINGS, swarm=replace(SETTINGS.swarm, donors=("donor",)))
+DONOR = record(role="donor", step=47, loss=2.5)
+
+
+def test_a_trainer_that_did_most_of_the_work_and_left_no_longer_counts():
+    found = {"Alice": record(role="left", step=31, loss=4.52), "Bob": record(step=47)}
+    credits = {"Alice": Credit(samples=900.0), "Bob": Credit(samples=100.0)}
+    seen = summarize(PeerRecords(found, 0), SETTINGS, 0.5, credits)
+    assert (seen.step, seen.loss, seen.peers) == (47, 2.0, 1)
+
+
+def test_a_trainer_that_did_most_of_the_work_and_died_holds_back_neither_step_nor_loss():
+    found = {"Alice": record(step=31, loss=4.52), "Bob": record(step=46), "donor": DONOR}
+    credits = {"Alice": Credit(samples=900.0), "Bob": Credit(samples=100.0)}
+    seen = summarize(PeerRecords(found, 0), WITH_DONOR, 0.5, credits)
+    assert (seen.step, seen.loss) == (47, 2.0)
+    del found["Bob"]
+    seen = summarize(PeerRecords(found, 0), WITH_DONOR, 0.5, credits)
+    assert (seen.step, seen.loss) == (47, 4.52)
+
+
+@pytest.mark.parametrize("lie", [{"role": "donor", "step": 90}, {"step": 90, "loss": 0.0}, {"step": 1, "loss": 0.0}])
+def test_a_liar_with_less_than_half_of_the_work_changes_nothing_beside_a_donor(lie):
+    found = {"a": record(step=47), "b": record(step=46), "liar": record(**lie), "donor": DONOR}
+    credits = {"a": Credit(samples=300.0), "b": Credit(samples=300.0), "liar": Credit(samples=400.0)}
+    seen = summarize(PeerRecords(found, 0), WITH_DONOR, 0.5, credits)
+    assert (seen.step, seen.loss) == (47, 2.0)
+
+
 def test_a_liar_counts_at_most_ten_faults_a_step_and_an_honest_peer_before_the_first_step():
     seen = overview(record(step=10), record(step=10, dropped_batches=3), record(step=10, dropped_batches=2**50))
     assert seen.counters["dropped_batches"] == 3 + 10 * (10 + 1)

@@ -131,6 +131,16 @@ def test_a_silent_peer_is_still_told_of(nodes, monkeypatch):
     publisher.close()
 
 
+def test_a_peer_that_leaves_withdraws_its_record_and_keeps_what_it_gave(publisher, nodes):
+    peer = publisher.dht.peer_id.to_base58()
+    reader = nodes("monitor", client_mode=True, protected=False)
+    assert read_records(reader, RUN).present(peer)
+    publisher.close(has_left=True)
+    records = read_records(reader, RUN)
+    assert records.present(peer) is None
+    assert (records.by_peer[peer].samples, records.refused) == (96, 0)
+
+
 def test_metrics_that_cannot_be_published_are_said_in_the_log(nodes, caplog):
     publisher = Publisher(nodes("peer"), RUN, role="king")
     publisher.latest = {**publisher.constant, **DONE.record_fields()}

@@ -16,9 +16,10 @@ from tests.training.conftest import write_shards
 from tests.training.swarm.harness import Swarm, wait_for
 from tests.training.swarm.nursery import is_alive, processes_of, send
 from training.data.sampler import Position
-from training.swarm.network.addresses import free_ports
+from training.swarm.network.addresses import free_ports, peer_id_in
 from training.swarm.network.bootstrap_service import offer_run
 from training.swarm.network.dht import open_dht
+from training.swarm.observe.peer_metrics import read_records
 
 pytestmark = pytest.mark.swarm
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
@@ -85,6 +86,16 @@ def place(position):
     return position.epoch, position.group, position.window, position.sample
 
 
+def present_peers(swarm):
+    """The peers that the run's monitors show as present."""
+    reader = open_dht([swarm.address], client_mode=True, reads_all=True)
+    try:
+        records = read_records(reader, swarm.settings.run_id)
+        return {peer for peer in records.by_peer if records.present(peer)}
+    finally:
+        reader.shutdown()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
@@ -92,6 +103,7 @@ def place(position):
 def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_path, ending, code):
     with Joined(tmp_path, swarm.address) as joined:
         joined.wait_beyond(())
+        wait_for(lambda: peer_id_in(joined.folder / "identity") in present_peers(swarm), 30, "its record")
         if ending == signal.SIGINT:
             joined.press_ctrl_c()
         else:
@@ -106,6 +118,8 @@ def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_
     # After SIGTERM a busy machine may have no time to leave.
     in_haste = ending == signal.SIGTERM and "stopped at once" in mistakes
     assert ("To go on: dalle-lean join" in mistakes) == (ending == signal.SIGTERM and not in_haste)
+    if not in_haste:
+        assert peer_id_in(joined.folder / "identity") not in present_peers(swarm)
     for words in (
         "listening: a helper can connect",
         "samples/s",

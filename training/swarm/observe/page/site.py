@@ -159,7 +159,7 @@ class Site:
             "overview": overview and asdict(overview),
             "history": self.history.columns(),
             "peers": [
-                row(peer, contributor, credits.get(peer, Credit()), records.by_peer.get(peer))
+                row(peer, contributor, credits.get(peer, Credit()), records.present(peer))
                 for peer, contributor in ranked[:SHOWN_PEERS]
             ],
             "peers_in_all": len(ranked),
