@@ -78,13 +78,16 @@ class SwarmSection:
                 f"protocol = {self.protocol}: this version of dalle-lean uses {PROTOCOL}; install the run's version"
             )
 
-    def join_arguments(self, addresses: Sequence[str]) -> str:
+    def join_arguments(self, addresses: Sequence[str], *, is_public: bool = False) -> str:
         """What volunteers write after `dalle-lean join`.
 
         If the data is a folder, they name theirs: the run's own if the addresses lead to this machine only, else COPY
         stands for it.
+
+        Args:
+            is_public: name no folder of this machine.
         """
-        here = all(address.startswith("/ip4/127.") for address in addresses)
+        here = not is_public and all(address.startswith("/ip4/127.") for address in addresses)
         data = ["--data", shlex.quote(self.data) if here else "COPY"] if self.data and not is_url(self.data) else []
         return " ".join([*addresses, *data])
 

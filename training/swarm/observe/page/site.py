@@ -166,7 +166,7 @@ class Site:
             "samples_in_all": sum(contributor.averaged_samples for _, contributor in ranked),
             "claimed_in_all": sum(contributor.total_samples for _, contributor in ranked),
             "attested": bool(credits),  # whether helpers report what they averaged
-            "join": settings.swarm.join_arguments(self.addresses),
+            "join": settings.swarm.join_arguments(self.addresses, is_public=True),
             "admission": settings.swarm.admission,
             "method": [words.how_it_trains(settings), words.what_it_trains(settings)],
             "security": words.security(settings),

@@ -83,7 +83,7 @@ def test_the_page_says_in_its_first_words_how_the_run_is(visit, tmp_path, state,
     [
         (ADDRESS, "hf://datasets/o/n", ""),
         (ADDRESS, "/srv/my shards", " --data COPY"),
-        (ADDRESS.replace("203.0.113.5", "127.0.0.1"), "/srv/my shards", " --data '/srv/my shards'"),
+        (ADDRESS.replace("203.0.113.5", "127.0.0.1"), "/srv/my shards", " --data COPY"),
     ],
 )
 def test_the_line_for_volunteers_names_data_that_are_a_folder(visit, tmp_path, address, data, end):

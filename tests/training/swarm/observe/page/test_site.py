@@ -5,7 +5,7 @@ import shutil
 import tomllib
 import urllib.request
 import zipfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -93,6 +93,24 @@ def test_the_notebook_has_the_addresses_of_all_helpers(tmp_path):
     cells = json.loads((tmp_path / "join.ipynb").read_text())["cells"]
     [line] = [line for cell in cells for line in cell["source"] if line.startswith("ADDRESS = ")]
     assert line.startswith(f'ADDRESS = "{ADDRESS} {ADDRESS[:-1]}M"  # ')
+
+
+@pytest.mark.parametrize("ip", ["203.0.113.5", "127.0.0.1"])
+def test_the_page_tells_nobody_in_which_folder_of_the_host_anything_is(tmp_path, run_dir, ip):
+    save(run_dir, 3)
+    site = open_site(tmp_path, run_dir=run_dir)
+    site.addresses, data = (ADDRESS.replace("203.0.113.5", ip),), tmp_path / "private/shards"
+    swarm = replace(site.watcher.settings.swarm, data=str(data))
+    site.watcher.settings = replace(site.watcher.settings, swarm=swarm)
+    refresh(site)
+    site.close()
+    assert shown(site)["join"] == f"{site.addresses[0]} --data COPY"
+    assert shown(site)["checkpoint"]
+    for path in site.folder.iterdir():
+        assert str(tmp_path).encode() not in path.read_bytes(), path
+    with zipfile.ZipFile(site.folder / shown(site)["checkpoint"]["file"]) as archive:
+        for name in archive.namelist():
+            assert str(tmp_path).encode() not in archive.read(name), name
 
 
 def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path, run_dir):
