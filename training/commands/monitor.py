@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -88,7 +90,7 @@ def monitor(
     check_page_options(page, page_address, export, prompt_page)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
-    from training.run.folder import run_folder
+    from training.run.folder import is_locked, run_folder
     from training.swarm.network.dht import prepare_process
     from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
     from training.swarm.observe.monitor import Monitor, Outputs
@@ -104,10 +106,16 @@ def monitor(
         watcher = stack.enter_context(closing(Monitor(source, warn, run_dir, on_connect=tell)))
         run = watcher.settings.swarm.first_name  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"
-        stack.enter_context(run_folder(out))
+        files, is_look = out, once and export is None and wandb is None
+        if is_look and is_locked(out):  # another monitor writes there
+            files = Path(stack.enter_context(TemporaryDirectory()))
+            if (out / CONTRIBUTIONS).exists():
+                shutil.copy(out / CONTRIBUTIONS, files)
+        else:
+            stack.enter_context(run_folder(out, "--out"))
         watcher.enter(out, code or "")
-        board = Leaderboard(out / CONTRIBUTIONS, run)
-        outputs = Outputs(out, wandb)
+        board = Leaderboard(files / CONTRIBUTIONS, run)
+        outputs = Outputs(files, wandb)
         stack.callback(outputs.close)
         site = None
         if page or export is not None:

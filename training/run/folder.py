@@ -18,24 +18,28 @@ DECODED = tuple(f"{name}.{kind}" for name in ("pictures", "heldout", "decoded") 
 
 
 @contextmanager
-def run_folder(out: Path) -> Iterator[None]:
+def run_folder(out: Path, option: str = "") -> Iterator[None]:
     """Lock `out` for this process while it trains; the kernel releases the lock even if the process is killed.
 
     ValueError, before anything is written, if another process works there, or `out` is neither empty nor a run's
     folder. Files that a killed process left incomplete are removed. If the run fails before it has written more than
     decoded pictures, a folder created here is removed; if it is interrupted, decoded pictures stay.
+
+    Args:
+        option: that names the folder on the command line, for the messages; empty if an argument does.
     """
+    another = other_folder(option)
     made = not out.exists()
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder for the run")
     if out.is_dir() and any(out.iterdir()) and not (out / LOCK).exists() and not has_checkpoint(out):
-        raise UserError(f"{out} is not empty and holds no run; name another folder")
+        raise UserError(f"{out} is not empty and holds no run; {another}")
     out.mkdir(parents=True, exist_ok=True)
     with open(out / LOCK, "a", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another process works in {out}; end it first, or name another folder") from None
+            raise UserError(busy(out, option)) from None
         remove_leftovers(out)
         try:
             yield
@@ -44,6 +48,27 @@ def run_folder(out: Path) -> Iterator[None]:
             if made and {path.name for path in out.iterdir()} <= disposable:
                 shutil.rmtree(out)
             raise
+
+
+def is_locked(out: Path) -> bool:
+    """Whether a process works in `out`; writes nothing there."""
+    if not (out / LOCK).exists():
+        return False
+    with open(out / LOCK, "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def busy(out: Path, option: str = "") -> str:
+    """What to say of a folder in which another process works."""
+    return f"another process works in {out}; end it first, or {other_folder(option)}"
+
+
+def other_folder(option: str) -> str:
+    return f"name another folder{f' with {option}' if option else ''}"
 
 
 def remove_leftovers(out: Path) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.preprocessing.runs import run_command
 from training.run.checkpoint import NAME as CHECKPOINT
-from training.run.folder import run_folder
+from training.run.folder import is_locked, run_folder
 
 EMOJI = Path(__file__).parents[2] / "data" / "emoji"
 COMMANDS = ["train", "train-vqgan", "train-clip", "train-things"]
@@ -36,6 +36,16 @@ def test_two_processes_never_train_in_one_folder(word, shards, tmp_path, capsys)
     with run_folder(tmp_path):
         line = refusal(word, shards if word == "train" else EMOJI, tmp_path, capsys)
     assert f"another process works in {tmp_path}" in line
+
+
+def test_who_is_refused_is_told_which_option_names_another_folder(tmp_path):
+    with run_folder(tmp_path / "run", "--out"):
+        with pytest.raises(ValueError, match="end it first, or name another folder with --out"):
+            run_folder(tmp_path / "run", "--out").__enter__()
+        assert is_locked(tmp_path / "run")
+    assert not is_locked(tmp_path / "run")
+    assert not is_locked(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path, capsys):

@@ -73,7 +73,7 @@ def take_part(
     assert found.folder is not None
     assert found.shards is not None
     settings = found.run.settings
-    with run_folder(found.folder), ExitStack() as stack:
+    with run_folder(found.folder, "--folder"), ExitStack() as stack:
         network.log_to(found.folder / LOG)
         found.run.write(found.folder)
         dht = network.open_dht(

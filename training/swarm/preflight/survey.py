@@ -17,7 +17,7 @@ from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_io import Patience
 from training.data.catalog import ShardSet
-from training.run.folder import run_folder
+from training.run.folder import busy, is_locked, run_folder
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.passes import Refused
 from training.swarm.admission.service import enter_by_pass
@@ -115,10 +115,11 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
     Args:
         on_check: called with each check as soon as it is done.
 
-    Raises ValueError if no helper serves the run's files, or the port is taken.
+    Raises ValueError if no helper serves the run's files, the port is taken, or another process uses the folder.
     """
     addresses, run = read_targets(targets)
     found = Survey(addresses=addresses, run=run)
+    choose_folder(found, options)
 
     def report(check: Check) -> None:
         found.checks.append(check)
@@ -136,6 +137,7 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
                 reason or f"no helper at {', '.join(targets)} serves the run's files; ask its host for swarm.toml"
             )
         settings = found.run.settings
+        choose_folder(found, options)
         check_resources(found, settings, options, report)
         report(check_helpers(dht, reason))
         offset_s = first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())
@@ -218,12 +220,21 @@ def check_resources(
     except ValueError as error:
         fix = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
         report(Check("memory", PROBLEM, str(error), fix))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    found.folder = options.folder or default_folder(cache / "dalle-lean" / "runs", settings)
+    assert found.folder is not None
     report(checks.check_disk(found.folder, state_bytes(settings)))
     check, shards = checks.check_data(options.data or settings.swarm.data, settings)
     found.shards = shards and dataclasses.replace(shards, patience=Patience())
     report(check)
+
+
+def choose_folder(found: Survey, options: JoinOptions) -> None:
+    """Set the folder, once it is known; UserError if another process works there, as a second peer of this machine."""
+    found.folder = options.folder
+    if found.folder is None and found.run is not None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        found.folder = default_folder(cache / "dalle-lean" / "runs", found.run.settings)
+    if found.folder is not None and is_locked(found.folder):
+        raise UserError(busy(found.folder, "--folder"))
 
 
 def default_folder(runs: Path, settings: SwarmSettings) -> Path:
@@ -244,7 +255,7 @@ def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions
     """Get a pass for this machine, which is saved in its folder."""
     assert found.folder is not None
     try:
-        with run_folder(found.folder):
+        with run_folder(found.folder, "--folder"):
             found.gate = enter_by_pass(
                 dht, found.addresses, settings, found.folder, name=options.user or "", code=options.code or ""
             )

@@ -23,6 +23,7 @@ from tests.training.swarm.host.small_run import run_program
 from tests.training.swarm.nursery import is_alive
 from tests.training.swarm.observe.test_overview import SETTINGS, overview, record
 from training.commands.monitor import duration, table_of
+from training.run.folder import LOCK, run_folder
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.swarm.averaging.attestation import Attestation, Credit
@@ -216,6 +217,21 @@ def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
     assert steps_in(out) == [7]
     board = json.loads((out / CONTRIBUTIONS).read_text())
     assert sorted(peer["samples"] for peer in board["peers"].values()) == [100, 300]
+
+
+@pytest.mark.swarm
+def test_a_single_look_beside_another_monitor_shows_the_run_and_leaves_its_files_alone(run, tmp_path, capsys):
+    address, out = run[0], tmp_path / "out"
+    Leaderboard(out / CONTRIBUTIONS, "monitored").update({"gone": record(samples=55, user="Emmy")})
+    (out / LOCK).touch()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with run_folder(out):
+        assert run_program("monitor", address, "--out", str(out), "--once") == 0
+        assert re.search(r"Emmy.* 55 ", capsys.readouterr().out)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+        assert run_program("monitor", address, "--out", str(out)) == 2
+    assert "another process works" in (line := capsys.readouterr().err.splitlines()[-1])
+    assert line.endswith("name another folder with --out")
 
 
 @pytest.mark.swarm

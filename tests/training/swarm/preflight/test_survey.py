@@ -2,9 +2,22 @@
 
 from dataclasses import replace
 
+import pytest
+
+from training.run.folder import run_folder
 from training.swarm.config import SwarmSettings
 from training.swarm.preflight.checks import OK, PROBLEM
-from training.swarm.preflight.survey import check_helpers, default_folder
+from training.swarm.preflight.survey import (
+    JoinOptions,
+    RunFiles,
+    Survey,
+    check_helpers,
+    choose_folder,
+    default_folder,
+    survey,
+)
+
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 def test_a_volunteer_keeps_its_folder_over_a_rollback(tmp_path):
@@ -14,6 +27,23 @@ def test_a_volunteer_keeps_its_folder_over_a_rollback(tmp_path):
     assert {default_folder(tmp_path, one).name for one in (before, after, later)} == {before.run_id}
     (tmp_path / later.run_id).mkdir()  # of a version that had one for each name
     assert default_folder(tmp_path, later).name == later.run_id
+
+
+def test_a_second_peer_of_a_machine_is_told_of_its_option_before_anything_is_checked(tmp_path):
+    with run_folder(tmp_path), pytest.raises(ValueError, match=r"another process works in .* with --folder$"):
+        survey([NOBODY], JoinOptions(folder=tmp_path), pytest.fail)
+
+
+def test_a_second_peer_is_told_of_its_option_as_soon_as_the_run_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = Survey(addresses=(NOBODY,))
+    choose_folder(found, JoinOptions())
+    assert found.folder is None
+    found.run = RunFiles(SwarmSettings(), "", b"")
+    choose_folder(found, JoinOptions())
+    assert found.folder == tmp_path / "dalle-lean/runs" / SwarmSettings().run_id
+    with run_folder(found.folder), pytest.raises(ValueError, match="with --folder"):
+        choose_folder(found, JoinOptions())
 
 
 def test_a_helper_answers_or_the_reason_why_none_does_is_said():
