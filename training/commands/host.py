@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import OTHER_DESTINATIONS, Device, begin_loading, progress_bar, say, warn
+from dalle_lean.terminal import OTHER_DESTINATIONS, Device, begin_loading, progress_bar, say, tell, warn
 from training.commands.options import (
     DEFAULT_PAGE_ADDRESS,
     Code,
@@ -251,6 +251,7 @@ def host(
                 on_ready=greet,
                 on_progress=on_progress,
                 on_notice=warn,
+                on_wait=tell,
             )
     kept = "" if end.checkpoint is None else f"; the model is in {run_dir}/checkpoints/step-{end.checkpoint:06d}/model"
     say(f"finished at step {end.step}, {end.note}{kept}")

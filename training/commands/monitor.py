@@ -38,7 +38,6 @@ COUNTER_LABELS = {
     "refused_records": ("record", " refused"),
     "passes": ("pass", ""),
     "bans": ("ban", ""),
-    "refused_calls": ("call", " refused (newcomers' first ones always are: they have no pass yet)"),
 }
 
 SILENCE = {
@@ -131,7 +130,7 @@ def monitor(
             if page:
                 say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, local))}")
         live = None
-        last_step = 0
+        last_step = refused = 0
         if terminal.is_terminal and not once:
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))
         while True:
@@ -144,7 +143,8 @@ def monitor(
                 site.poll(overview, board, records)
             total, last_step = watcher.settings.total_steps, overview.step if overview else last_step
             state = run_state(overview, last_step, total, watcher.is_answered)
-            line = headline(overview) if overview else SILENCE[state].format(total=total)
+            line = headline(overview, refused) if overview else SILENCE[state].format(total=total)
+            refused = overview.counters.get("refused_calls", 0) if overview else refused
             if live is not None:
                 live.update(Group(Text(line), table_of(board, records)), refresh=True)
             else:
@@ -155,8 +155,12 @@ def monitor(
             time.sleep(max(0.0, interval_s - (time.monotonic() - started_s)))
 
 
-def headline(overview: Overview) -> str:
-    """Summarize the run in one line."""
+def headline(overview: Overview, refused_before: int = 0) -> str:
+    """Summarize the run in one line.
+
+    Args:
+        refused_before: calls that were refused before the previous line, which are not told of again.
+    """
     speed, unit = overview.samples_per_s, "samples/s"
     if speed is None:
         speed, unit = overview.reported_samples_per_s, "samples/s, as reported by peers"
@@ -169,7 +173,11 @@ def headline(overview: Overview) -> str:
     if overview.left_s is not None:
         parts.append(f"{duration(overview.left_s)} left")
     counts = ((overview.counters.get(name, 0), *label) for name, label in COUNTER_LABELS.items())
-    return " · ".join([*parts, *(counted(count, noun) + rest for count, noun, rest in counts if count)])
+    parts += [counted(count, noun) + rest for count, noun, rest in counts if count]
+    refused = overview.counters.get("refused_calls", 0) - refused_before
+    if refused > 0:
+        parts.append(f"{counted(refused, 'more call' if refused_before else 'call')} refused")
+    return " · ".join(parts)
 
 
 def duration(seconds: float) -> str:

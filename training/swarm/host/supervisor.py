@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dalle_lean.ending import Terminated, terminate
 from dalle_lean.errors import UserError
-from dalle_lean.progress import OnNotice, OnProgress
+from dalle_lean.progress import OnNotice, OnProgress, silent
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import begin_rollback, rollback
 from training.swarm.host.host_config import HostConfig, role_in
@@ -64,6 +65,7 @@ class Supervisor:
         device: for donors to measure on.
         page: options of `dalle-lean monitor` for the run's page; empty for no page. It starts once all peers are up,
             and the run does not depend on it.
+        on_wait: called with what the end waits for, which is no trouble.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class Supervisor:
         device: str = "cpu",
         page: Sequence[str] = (),
         on_notice: OnNotice,
+        on_wait: OnNotice = silent,
     ):
-        self.run_dir, self.host_config, self.device, self.on_notice = run_dir, host_config, device, on_notice
+        self.run_dir, self.host_config, self.device = run_dir, host_config, device
+        self.on_notice, self.on_wait = on_notice, on_wait
         self.processes = {name: ManagedProcess(name) for name in host_config.ports}
         self.page_options, self.page = page, ManagedProcess("page")
         self.probed_s = 0.0
@@ -237,7 +241,7 @@ class Supervisor:
                         running[name].wait()
                 elif waited_s > SILENT_WAIT_S and not reported:
                     reported = True
-                    self.on_notice(
+                    self.on_wait(
                         f"waiting for {' and '.join(left)} to {duty}, "
                         f"{LEAVE_TIMEOUT_S:.0f} s at most (Ctrl+C now stops at once)"
                     )
@@ -272,14 +276,12 @@ def port_taken(host_config: HostConfig, name: str) -> str:
 
 
 @contextmanager
-def supervised(
-    run_dir: Path, *, device: str = "cpu", page: Sequence[str] = (), on_notice: OnNotice
-) -> Iterator[Supervisor]:
-    """A supervisor whose peers end with the block, and with this process even if it is killed."""
+def supervised(run_dir: Path, **options: Any) -> Iterator[Supervisor]:
+    """A supervisor, with its options, whose peers end with the block, and with this process even if it is killed."""
     with ExitStack() as stack:
         stack.callback(guard_children().terminate)
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
-        supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, page=page, on_notice=on_notice)
+        supervisor = Supervisor(run_dir, HostConfig.load(run_dir), **options)
         stack.callback(supervisor.stop)
         yield supervisor
 
@@ -293,12 +295,14 @@ def host_run(
     on_ready: Callable[[], None],
     on_progress: OnProgress,
     on_notice: OnNotice,
+    on_wait: OnNotice = silent,
 ) -> RunStatus:
     """Keep the run alive until its last step; returns its final status.
 
     Args:
         on_ready: called once all of the host's peers are up.
         on_progress: called with the steps done, the total steps, and a note.
+        on_wait: see Supervisor.
 
     If the held-out loss rises too far, the run is rolled back to the last good checkpoint and continues under its
     successor's name, which the helpers serve and the volunteers follow.
@@ -307,7 +311,7 @@ def host_run(
     """
     ready = False
     while True:
-        with supervised(run_dir, device=device, page=page, on_notice=on_notice) as supervisor:
+        with supervised(run_dir, device=device, page=page, on_notice=on_notice, on_wait=on_wait) as supervisor:
             while not supervisor.finished and supervisor.go_back_to is None:
                 supervisor.poll()
                 if supervisor.all_up:

@@ -25,8 +25,10 @@ def supervisor(shards, tmp_path):
     """The supervisor of a run whose peers have not started, with its notices."""
     make(tmp_path / "run", shards)
     notices = []
-    supervisor = Supervisor(tmp_path / "run", HostConfig.load(tmp_path / "run"), on_notice=notices.append)
-    supervisor.notices = notices
+    waits = []
+    options = {"on_notice": notices.append, "on_wait": waits.append}
+    supervisor = Supervisor(tmp_path / "run", HostConfig.load(tmp_path / "run"), **options)
+    supervisor.notices, supervisor.waits = notices, waits
     (tmp_path / "run/status").mkdir(exist_ok=True)
     return supervisor
 
@@ -154,31 +156,35 @@ def test_a_peer_that_still_starts_is_not_waited_for(supervisor):
     assert supervisor.notices == []
 
 
-def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
+def test_a_donor_that_saves_is_waited_for_and_that_is_said_without_a_warning(supervisor, monkeypatch):
     monkeypatch.setattr(host, "SILENT_WAIT_S", 0.2)
     process = run_as(supervisor, "donor-0", SAVES)
     supervisor.stop()
     assert process.returncode == 7
-    [notice] = supervisor.notices
-    assert "waiting for donor-0 to save its state, 300 s at most" in notice
+    [line] = supervisor.waits
+    assert "waiting for donor-0 to save its state, 300 s at most" in line
+    assert supervisor.notices == []
 
 
 @pytest.mark.parametrize("before", [signal.SIGTERM, signal.SIGINT, None])
 def test_a_sigterm_does_not_cut_off_a_donor_that_saves(shards, tmp_path, monkeypatch, before):
     make(tmp_path / "run", shards)
     monkeypatch.setattr(host, "SILENT_WAIT_S", 0.0)
-    notices = []
+    lines = []
 
-    def terminate(notice):  # that the host waits for the donor
-        notices.append(notice)
+    def terminate(line):  # that the host waits for the donor
+        lines.append(line)
         signal.raise_signal(signal.SIGTERM)
 
-    with contextlib.suppress(Terminated), host.supervised(tmp_path / "run", on_notice=terminate) as supervisor:
+    with (
+        contextlib.suppress(Terminated),
+        host.supervised(tmp_path / "run", on_notice=print, on_wait=terminate) as supervisor,
+    ):
         process = run_as(supervisor, "donor-0", SAVES)
         if before is not None:
             signal.raise_signal(before)
     assert process.returncode == 7
-    assert "waiting for donor-0 to save its state" in notices[0]
+    assert "waiting for donor-0 to save its state" in lines[0]
 
 
 def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):

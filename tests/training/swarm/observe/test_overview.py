@@ -145,6 +145,19 @@ def test_what_was_dropped_is_added_up():
     assert "1 batch dropped · 1 step taken alone" in headline(overview(record(dropped_batches=1, solo_steps=1)))
 
 
+def test_refused_calls_are_told_of_once():
+    def line(refused, before=0):
+        seen = summarize(
+            PeerRecords({"a": record()}, 0), SETTINGS, 0.5, admission={"passes": 2, "refused_calls": refused}
+        )
+        return headline(seen, before).partition(" left · ")[2]
+
+    assert line(11) == "2 passes · 11 calls refused"
+    assert line(11, 11) == "2 passes"
+    assert line(12, 11) == "2 passes · 1 more call refused"
+    assert line(3, 11) == "2 passes"  # a helper was started again
+
+
 @pytest.mark.parametrize(
     ("trainers", "last_step", "is_answered", "state"),
     [
