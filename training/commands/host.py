@@ -179,7 +179,19 @@ def host(
     )
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
+    picked_device = str(pick_device(device))
+    page_options = ["--page", "--page-address", page_address] if page else []
+    page_options += [] if export is None else ["--export", str(export.resolve())]
+    page_options += [] if prompt_page is None else ["--prompt-page", prompt_page]
     with run_folder(run_dir):
+        if page:  # fail here, not in the page's log
+            from training.swarm.observe.page.server import listen_at
+
+            listen_at(page_address).close()
+        if page_options:
+            from training.swarm.observe.page.site import BOKEH, bokeh_file
+
+            bokeh_file(BOKEH[0])
         if helper_of:
             prepare_process()
             settings = make_helper(run_dir, helper_of, warn, code=code or "", **machine)
@@ -226,17 +238,6 @@ def host(
             if not is_url(settings.swarm.data):
                 warn(f"every volunteer needs a copy of {settings.swarm.data}, named with --data")
 
-        if page:
-            from training.swarm.observe.page.server import listen_at
-
-            listen_at(page_address).close()  # fail here, not in the page's log
-        page_options = ["--page", "--page-address", page_address] if page else []
-        page_options += [] if export is None else ["--export", str(export.resolve())]
-        page_options += [] if prompt_page is None else ["--prompt-page", prompt_page]
-        if page_options:
-            from training.swarm.observe.page.site import BOKEH, bokeh_file
-
-            bokeh_file(BOKEH[0])  # fail here, not in the page's log
         wait_for_ports(run_dir, host_config, warn)
         say(f"starting {len(host_config.ports)} peers ...")
         with (
@@ -246,7 +247,7 @@ def host(
             end = host_run(
                 run_dir,
                 settings,
-                device=str(pick_device(device)),
+                device=picked_device,
                 page=page_options,
                 on_ready=greet,
                 on_progress=on_progress,

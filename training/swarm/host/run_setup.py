@@ -6,13 +6,15 @@ and status/.
 """
 
 import dataclasses
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import sha256_file
+from dalle_lean.io.files import sha256_file, write_bytes
 from dalle_lean.io.model_folder import WEIGHTS
 from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
@@ -91,7 +93,12 @@ def make_run(
     previous = previous_config(run_dir)
     has_list = Path(peer_list).is_file() if peer_list else previous.peer_list is not None
     admission = checked_admission(before, admission, has_list)
-    vqgan_fingerprint = first_model = None
+    donors = donors or len(previous.donors) or 1
+    names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
+    host_config = checked_config(
+        previous, names, port, announce=announce, listen=listen, publish=publish, peer_list=peer_list
+    )
+    first_model = write = None
     known = before if before and init and has_begun_with(run_dir, before, init) else None
     recipe = with_model_of(recipe, init) if known is None else dataclasses.replace(recipe, model=known.recipe.model)
     if data is None:
@@ -110,40 +117,33 @@ def make_run(
         lacks_vqgan = vqgan is None and (known is None or previous.vqgan is None)
         if lacks_vqgan and init is not None and holds_vqgan_of(init, shards.info):
             vqgan = init / "vqgan"
-        recipe = with_tokenizer(run_dir, shards, recipe, tokenizer, init)
+        if vqgan is not None:
+            matching_vqgan(vqgan, shards.info)
+            host_config = dataclasses.replace(host_config, vqgan=str(vqgan.resolve()))
+        host_config = dataclasses.replace(host_config, vqgan_fingerprint=shards.info.vqgan)
         swarm = SwarmSection(
             name=name or slug(run_dir),
             min_peers=min_peers,
             data=data if is_url(data) else str(Path(data).resolve()),
             data_fingerprint=shards.fingerprint,
-            tokenizer_fingerprint=sha256_file(run_dir / TOKENIZER),
             first_weights=first_weights,
-            run_key=before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public,
+            run_key=before.swarm.run_key if before else "",
         )
         settings = SwarmSettings(recipe=recipe, swarm=swarm, wire=wire, timing=timing)
-        if vqgan is not None:
-            matching_vqgan(vqgan, shards.info)
-        vqgan_fingerprint = shards.info.vqgan
         if settings.first_epoch >= settings.last_epoch:
             first = settings.first_epoch * settings.steps_per_epoch
             raise UserError(f"total_steps={settings.total_steps}: a run with --init begins at step {first}; set more")
+        settings, write = with_tokenizer(run_dir, before, settings, shards, tokenizer, init)
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
-    donors = donors or len(previous.donors) or 1
-    names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
-    host_config = make_host_config(
-        run_dir,
-        names,
-        port,
-        vqgan=None if vqgan is None else str(vqgan.resolve()),
-        vqgan_fingerprint=vqgan_fingerprint,
-        announce=announce,
-        listen=listen,
-        publish=publish,
-        peer_list=peer_list,
-    )
+    # Only now is anything written: what is refused above leaves no trace in the folder.
+    if write is not None:
+        write()
+    run_key = settings.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
+    save_config(run_dir, host_config)
     swarm = dataclasses.replace(
         settings.swarm,
+        run_key=run_key,
         admission=admission,
         addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
@@ -185,26 +185,41 @@ def checked_admission(before: SwarmSettings | None, admission: str | None, has_l
 
 
 def with_tokenizer(
-    run_dir: Path, shards: ShardSet, recipe: Recipe, tokenizer: Path | None, init: Path | None
-) -> Recipe:
-    """The recipe with the complete model; writes the run's tokenizer.json and vocabulary.json."""
+    run_dir: Path,
+    before: SwarmSettings | None,
+    settings: SwarmSettings,
+    shards: ShardSet,
+    tokenizer: Path | None,
+    init: Path | None,
+) -> tuple[SwarmSettings, Callable[[], None] | None]:
+    """The settings with the complete model and the tokenizer's hash; and for a run that has none yet, what writes its
+    tokenizer.json and vocabulary.json."""
     path = run_dir / TOKENIZER
     if tokenizer is None and init is not None:
         tokenizer = init / TOKENIZER
         if not tokenizer.is_file():
             raise UserError(f"{init} has no tokenizer.json: name its model's with --tokenizer")
     source = None if tokenizer is None else Tokenizer.from_file(tokenizer)
-    if path.exists():
-        if source is not None and source.to_json() != path.read_text(encoding="utf-8"):
+    write: Callable[[], None] | None = None
+    if before is not None and path.exists():  # without swarm.toml, it is of a set-up that was never finished
+        text = path.read_text(encoding="utf-8")
+        if source is not None and source.to_json() != text:
             raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; name another folder")
-        config = new_config(recipe, shards.info, Tokenizer.from_file(path).vocab_size)
+        source = Tokenizer.from_file(path)
     else:
-        training = TrainingData(shards, recipe.data)
-        source = source or Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
-        config = new_config(recipe, shards.info, source.vocab_size)  # before anything is written
-        place_vocabulary(run_dir, init, training.mixed_captions())
-        source.save(path)
-    return dataclasses.replace(recipe, model=config.to_dict())
+        training = TrainingData(shards, settings.recipe.data)
+        source = source or Tokenizer.train(training.captions(), settings.recipe.data.text_vocab_size)
+        text = source.to_json()
+        write = partial(write_texts, run_dir, init, training, text)
+    config = new_config(settings.recipe, shards.info, source.vocab_size)
+    recipe = dataclasses.replace(settings.recipe, model=config.to_dict())
+    swarm = dataclasses.replace(settings.swarm, tokenizer_fingerprint=hashlib.sha256(text.encode()).hexdigest())
+    return dataclasses.replace(settings, recipe=recipe, swarm=swarm), write
+
+
+def write_texts(run_dir: Path, init: Path | None, training: TrainingData, tokenizer: str) -> None:
+    place_vocabulary(run_dir, init, training.mixed_captions())
+    write_bytes(run_dir / TOKENIZER, tokenizer.encode())
 
 
 def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named: bool) -> SwarmSettings:
@@ -240,16 +255,18 @@ def make_helper(
     Raises ValueError if no helper there serves the run's files and the folder does not have them, and Refused.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    if previous_config(run_dir).donors:
+    previous = previous_config(run_dir)
+    if previous.donors:
         raise UserError(f"{run_dir} holds a run that is hosted here; name another folder for the helper of another run")
+    host_config = checked_config(
+        previous, [HELPER_NAME], port, helper_of=addresses, announce=announce, listen=listen, peer_list=peer_list
+    )
     make_identities(run_dir, [HELPER_NAME])
     if not update_run_files(run_dir, addresses, code):
         if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} serves the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one does")
-    make_host_config(
-        run_dir, [HELPER_NAME], port, helper_of=addresses, announce=announce, listen=listen, peer_list=peer_list
-    )
+    save_config(run_dir, host_config)
     return read_settings(run_dir)
 
 
@@ -278,28 +295,30 @@ def update_run_files(run_dir: Path, addresses: Sequence[str], code: str = "") ->
 
 
 def previous_config(run_dir: Path) -> HostConfig:
-    """The saved host.json; one without peers for a new folder."""
-    return HostConfig.load(run_dir) if (run_dir / HOST_JSON).exists() else HostConfig(ports={}, announce="")
+    """The saved host.json; one without peers for a folder that holds no run yet."""
+    holds_run = (run_dir / SWARM_TOML).exists() and (run_dir / HOST_JSON).exists()
+    return HostConfig.load(run_dir) if holds_run else HostConfig(ports={}, announce="")
 
 
-def make_host_config(run_dir: Path, names: Sequence[str], port: int | None, **changes: Any) -> HostConfig:
-    """Save the addresses of the host's peers and create their identities.
+def checked_config(before: HostConfig, names: Sequence[str], port: int | None, **changes: Any) -> HostConfig:
+    """The addresses of the host's peers; ValueError for one that is no IPv4 address.
 
     Args:
         port: see `choose_ports`.
         changes: fields of HostConfig; None keeps the previous value. By default others reach this machine at the source
             address of its outgoing packets.
     """
-    before = previous_config(run_dir)
     changes["announce"] = changes.get("announce") or before.announce or outward_ip()
     host_config = dataclasses.replace(before, **{name: value for name, value in changes.items() if value is not None})
     for address in (host_config.listen, host_config.announce):
         check_ip(address)
-    ports = choose_ports(names, before.ports, port, host_config.local_host)
-    host_config = dataclasses.replace(host_config, ports=ports)
-    make_identities(run_dir, names)
+    return dataclasses.replace(host_config, ports=choose_ports(names, before.ports, port, host_config.local_host))
+
+
+def save_config(run_dir: Path, host_config: HostConfig) -> None:
+    """Save host.json and create the identities of its peers."""
+    make_identities(run_dir, host_config.ports)
     host_config.save(run_dir)
-    return host_config
 
 
 def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:

@@ -3,13 +3,16 @@
 import ipaddress
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from dalle_lean import load_model, save_model
+from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
+from tests.training.conftest import write_shards
 from tests.training.swarm.host.small_run import make, run_program
 from training.commands.host import who_joins
 from training.run.recipe import load_recipe
@@ -137,6 +140,52 @@ def test_a_beginning_that_is_refused_leaves_nothing_to_a_later_one(shards, given
     with pytest.raises(ValueError, match="vocab"):
         make(tmp_path / "run", shards, init=given_model, tokenizer=tmp_path / "other.json")
     assert not (tmp_path / "run/tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"announce": "localhost"},
+        {"listen": "everywhere"},
+        {"name": "No Name"},
+        {"vqgan": Path("models/emoji/vqgan")},
+        {"admission": "closed"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_wrong_option_is_refused_before_anything_is_written(shards, tmp_path, wrong):
+    with pytest.raises(UserError):
+        make(tmp_path / "run", shards, **wrong)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_wrong_option_of_the_command_leaves_no_folder(shards, tmp_path, capsys):
+    for options in (["--announce", "localhost"], ["--device", "nowhere"], ["--page", "--page-address", "nowhere"]):
+        assert run_program("host", str(tmp_path / "run"), "--data", str(shards), "--config", "tiny", *options) == 2
+        assert not (tmp_path / "run").exists(), options
+
+
+class Killed(Exception):
+    pass
+
+
+def kill(*_):
+    raise Killed
+
+
+def test_a_set_up_that_was_killed_leaves_nothing_to_one_with_other_data(shards, tmp_path, monkeypatch):
+    killed = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(run_setup, "write_settings", kill)
+        with pytest.raises(Killed):
+            make(killed, shards, publish="hf://me/birds")
+    assert (killed / "tokenizer.json").exists()
+    other = write_shards(tmp_path / "other", rows=3)
+    make(killed, other)
+    make(tmp_path / "fresh", other)
+    for name in ("tokenizer.json", "vocabulary.json"):
+        assert (killed / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
+    assert HostConfig.load(killed).publish is None
 
 
 def test_a_run_that_would_end_where_it_begins_is_refused(shards, given_model, tmp_path):
