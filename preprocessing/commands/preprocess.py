@@ -128,7 +128,7 @@ def preprocess(
         )
     seconds = time.perf_counter() - started
     if info:
-        show_counts(info)
+        show_counts(info, out)
     if encoded:
         say(f"{counted(encoded, 'picture')} in {seconds:.1f} s on {where}")
     if info:
@@ -199,7 +199,7 @@ def pick_makers(
     return partial(make_on_devices, devices=picked), f"{len(picked)} devices", gpu
 
 
-def show_counts(info: "DatasetInfo") -> None:
+def show_counts(info: "DatasetInfo", out: Path) -> None:
     from rich.table import Table
 
     table = Table("pictures", "count")
@@ -211,3 +211,7 @@ def show_counts(info: "DatasetInfo") -> None:
     for reason, count in info.counts.rejected.items():
         table.add_row(f"rejected: {reason}", str(count))
     console.print(table)
+    if info.counts.rejected and info.settings.get("explain"):
+        say(f"{out / 'rejected.jsonl'} names each rejected picture")
+    elif info.counts.rejected:
+        say("to name each rejected picture, preprocess into a new folder with --explain")

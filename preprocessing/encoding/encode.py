@@ -60,7 +60,7 @@ def preprocess(
     These arguments decide what the shards hold: `picture_side` in pixels (the VQGAN's by default), `batch_size` (codes
     of other batch sizes differ by rounding), the filter's `rules`, `max_pixels` of a picture and `memory_bytes` for
     decoding it, `crops` squares of each picture and with `flip` their mirror images, `bf16` to encode in bfloat16,
-    `explain` to write `out/rejected.jsonl` with each rejected picture and why.
+    `explain` to write `out/rejected.jsonl` with each rejected picture and why (a folder begun with it keeps it).
 
     The others decide only how the shards are made: `workers` processes decode for each VQGAN; with `share` = (i, n)
     this call makes every n-th part from the i-th on; `make` runs the VQGAN on its device by default, see `ray_data`
@@ -91,6 +91,8 @@ def preprocess(
         raise UserError("the source has no parts: there is nothing to read in it")
     check_room(map(shard_name, source.parts))
 
+    recorded = part_records.recorded_settings(out)
+    explain = explain or recorded.get("explain") is True
     decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
     job = EncodingJob(
         source=source,
@@ -106,7 +108,7 @@ def preprocess(
     settings = settings_of(job)
     if make is None:
         # Often on a machine without the GPUs that made the shards, where the default precision differs.
-        if not (recorded := part_records.recorded_settings(out)):
+        if not recorded:
             raise not_made(job, range(len(job.parts)))
         settings["precision"] = recorded.get("precision", settings["precision"])
     if (info := finished(out, settings)) is None:

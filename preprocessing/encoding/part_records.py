@@ -59,10 +59,43 @@ def write_once(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    if changed:
-        listed = "; ".join(f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed)
-        raise UserError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")
+    """UserError, in the words of the command's options, if a folder begun with `before` cannot go on with `now`."""
+    changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+    if not changed:
+        return
+    again = "choose another folder, or remove it to begin again"
+    if "deduped" in changed or changed - {*now} or "source" not in before:
+        raise UserError(f"{out} holds shards made of other shards or by another program: choose another folder")
+    if changed == {"explain"}:
+        raise UserError(f"{out} was begun without --explain, so no reasons were kept: leave it out, {again}")
+    words = []
+    if "source" in changed:
+        words.append("pictures or captions were added, removed or changed since, or this is another source")
+        changed -= {"source", "parts", "shard_rows"}  # all three follow from the pictures
+    else:
+        again = f"use its settings, {again}"
+        changed -= {"parts"} if "shard_rows" in changed else set()
+    words += [in_option_words(name, before.get(name), now[name]) for name in sorted(changed)]
+    raise UserError(f"{out} was begun with other settings ({'; '.join(words)}): {again}")
+
+
+def in_option_words(name: str, before: Any, now: Any) -> str:
+    """What changed, as an option of the command and its values."""
+    if name == "vqgan":
+        return "--vqgan is another one"
+    if name == "precision":
+        name, before, now = "bf16", before == "bfloat16", now == "bfloat16"
+    if name == "memory_bytes":
+        name, before, now = "max_memory", *(value and value // 2**20 for value in (before, now))
+
+    def said(value: Any) -> str:
+        if isinstance(value, list):
+            return ",".join(value)
+        if value is None:
+            return "any" if name == "allowed_nsfw" else "off"
+        return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+    return f"--{name.replace('_', '-')} was {said(before)}, now {said(now)}"
 
 
 def write_record(

@@ -38,6 +38,17 @@ def test_the_progress_counts_shards_and_only_it_tells_a_speed(capfd, discs, vqga
     assert "pictures/s" not in said.out
 
 
+def test_what_names_each_rejected_picture_is_said_below_their_counts(capfd, discs, vqgan_folder, tmp_path):
+    command = "--vqgan", vqgan_folder, "--device", "cpu", "--workers", "1"
+    assert not run_command("preprocess", discs, tmp_path / "all", *command)
+    assert "--explain" not in capfd.readouterr().out
+    (discs / "003.png").write_bytes(b"no picture")
+    assert not run_command("preprocess", discs, tmp_path / "out", *command)
+    assert "to name each rejected picture, preprocess into a new folder with --explain" in capfd.readouterr().out
+    assert not run_command("preprocess", discs, tmp_path / "explained", *command, "--explain")
+    assert "rejected.jsonl names each rejected picture" in capfd.readouterr().out.replace("\n", "")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cpu,cpu", marks=pytest.mark.slow)])
 def test_packages_of_the_current_folder_are_not_run_in_place_of_ours(discs, vqgan_folder, tmp_path, device):

@@ -1,5 +1,6 @@
 """Settings: a folder keeps those it was begun with, and what cannot be right is refused."""
 
+import dataclasses
 import tarfile
 from contextlib import suppress
 
@@ -7,6 +8,8 @@ import pytest
 
 from dalle_lean.errors import UserError
 from preprocessing.encoding.encode import preprocess
+from preprocessing.encoding.filters import Rules
+from preprocessing.encoding.part_records import begin
 from preprocessing.encoding.pipeline import shard_name
 from preprocessing.shards.manifest import (
     NAME,
@@ -34,16 +37,58 @@ def test_other_settings_in_the_same_folder_are_refused(discs, vqgan, tmp_path, f
     with suppress(Stop):
         preprocess(open_source(discs, 8), tmp_path / "out", vqgan, on_progress=stop)
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match="picture_side was 16, now 24"):
+    with pytest.raises(ValueError, match="--picture-side was 16, now 24"):
         preprocess(open_source(discs, 8), tmp_path / "out", vqgan, picture_side=24)
-    with pytest.raises(ValueError, match="shard_rows was 8, now 9"):
+    with pytest.raises(
+        ValueError, match=r"\(--shard-rows was 8, now 9\): use its settings, choose another folder, or remove it"
+    ):
         preprocess(open_source(discs, 9), tmp_path / "out", vqgan)
-    with pytest.raises(ValueError, match="precision was float32, now bfloat16"):
+    with pytest.raises(ValueError, match="--bf16 was off, now on"):
         preprocess(open_source(discs, 8), tmp_path / "out", vqgan, bf16=True)
+    rules = Rules(allowed_nsfw=None, max_aspect_ratio=None, max_hash_distance=6)
+    words = (
+        "--allowed-nsfw was UNLIKELY, now any; --max-aspect-ratio was 2.0, now off; --max-hash-distance was off, now 6;"
+    )
+    with pytest.raises(ValueError, match=f"{words} --max-memory was 1024, now 512"):
+        preprocess(open_source(discs, 8), tmp_path / "out", vqgan, rules=rules, memory_bytes=2**29)
     add_lines(discs, {"file_name": "000.png", "text": "one more"})
-    with pytest.raises(ValueError, match="source was"):
-        preprocess(open_source(discs, 8), tmp_path / "out", vqgan)
+    for shard_rows in (8, 9):
+        with pytest.raises(
+            ValueError,
+            match=r"\(pictures or captions were added, removed or changed since, or this is another source\): choose",
+        ):
+            preprocess(open_source(discs, shard_rows), tmp_path / "out", vqgan)
     assert contents(tmp_path / "out") == before
+
+
+def test_a_picture_added_to_a_folder_of_one_shard_is_said_in_words(discs, vqgan, tmp_path):
+    preprocess(open_source(discs, 4096), tmp_path / "out", vqgan)
+    add_lines(discs, {"file_name": "000.png", "text": "one more"})
+    with pytest.raises(UserError, match=r"other settings \(pictures or captions were added, [^;]*\): choose another"):
+        preprocess(open_source(discs, 4096), tmp_path / "out", vqgan)
+
+
+def test_shards_made_in_another_way_are_not_gone_on_with(discs, vqgan, tmp_path):
+    info = preprocess(open_source(discs, 8), tmp_path / "out", vqgan)
+    for settings in ({"mixed": {"runs/a": 2}}, {**info.settings, "deduped": 1}):
+        write_dataset_info(tmp_path / "out", dataclasses.replace(info, settings=settings))
+        with pytest.raises(UserError, match="made of other shards or by another program: choose another folder"):
+            preprocess(open_source(discs, 8), tmp_path / "out", vqgan)
+    begin(tmp_path / "deduped", {**info.settings, "deduped": "a" * 64})
+    with pytest.raises(UserError, match="made of other shards"):
+        begin(tmp_path / "deduped", {**info.settings, "deduped": "b" * 64})
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_reasons_are_kept_from_the_beginning_or_not_at_all(discs, vqgan, tmp_path, finished):
+    (discs / "003.png").write_bytes(b"no picture")
+    share = (1, 1) if finished else (1, 2)
+    preprocess(open_source(discs, 8), tmp_path / "without", vqgan, share=share)
+    with pytest.raises(UserError, match="was begun without --explain, so no reasons were kept: leave it out, choose"):
+        preprocess(open_source(discs, 8), tmp_path / "without", vqgan, explain=True)
+    preprocess(open_source(discs, 8), tmp_path / "with", vqgan, share=share, explain=True)
+    preprocess(open_source(discs, 8), tmp_path / "with", vqgan)
+    assert "003.png" in (tmp_path / "with/rejected.jsonl").read_text()
 
 
 @pytest.fixture
