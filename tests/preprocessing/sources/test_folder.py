@@ -57,6 +57,14 @@ def test_texts_beside_the_pictures_are_their_captions(folder):
     ]
 
 
+def test_a_picture_listed_twice_has_two_captions(folder):
+    write_listing(folder, *({"file_name": "b.png", "text": text} for text in ("Rex", "Rex\non a sofa")))
+    samples = read_all(open_source(folder, 10))
+    assert [(sample.caption, sample.picture) for sample in samples] == [
+        (caption, (folder / "b.png").read_bytes()) for caption in ("Rex", "Rex\non a sofa")
+    ]
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_any_part_can_be_read_alone(discs, listed):
     if not listed:
