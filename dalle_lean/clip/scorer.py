@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from dalle_lean.clip.architecture import Architecture, build_clip, caption_encoder, load_clip_weights, model_config
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import read_format, sha256_file, write_json
+from dalle_lean.io.files import sha256_file, write_json
+from dalle_lean.io.folder_config import read_folder_config
 from dalle_lean.io.safetensors_io import read_shapes, save_weights
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
@@ -201,9 +202,7 @@ def right_caption_first(image_features: Tensor, text_features: Tensor, captions:
 
 def read_clip_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is not a CLIP folder: it has no config.json")
-    config = read_format(path, FORMAT)
+    config = read_folder_config(folder, FORMAT)
     config.setdefault("interpolation", "bicubic")  # older folders lack it
     fields = {"format", "architecture", "image_mean", "image_std", "interpolation", "tokenizer", "sha256"}
     if wrong := fields ^ set(config):

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError, is_whole
 from dalle_lean.images.ground import cut_out
-from dalle_lean.io.files import read_format, sha256_file, write_json
+from dalle_lean.io.files import sha256_file, write_json
+from dalle_lean.io.folder_config import read_folder_config
 from dalle_lean.io.safetensors_io import load_strictly, read_weights, refuse_infinite, save_weights
 from dalle_lean.require import require
 
@@ -105,11 +106,7 @@ def picture_of_thing(picture: Image.Image, side: int) -> Tensor:
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(
-            f"{folder} is not a classifier folder: it has no config.json; train-things writes OUT/classifier"
-        )
-    config = read_format(path, FORMAT)
+    config = read_folder_config(folder, FORMAT)
     if wrong := {"format", "things", "picture_side", "sha256"} ^ set(config):
         raise UserError(f"{path}: unknown or missing fields {sorted(wrong)}")
     things, side = config["things"], config["picture_side"]

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from dalle_lean.errors import UserError
 from dalle_lean.fields import Range, check
-from dalle_lean.io.files import read_format, write_json
+from dalle_lean.io.files import write_json
+from dalle_lean.io.folder_config import read_folder_config
 from dalle_lean.io.safetensors_io import load_strictly, read_weights, save_weights
 from dalle_lean.require import require
 
@@ -296,7 +297,7 @@ class VQGAN(nn.Module):
         checked: the files' hashes were already verified (`dalle_lean.io.model_folder.check_parts`); the weights are
             not hashed again.
         """
-        description = read_format(Path(folder) / "config.json", FORMAT)
+        description = read_folder_config(folder, FORMAT)
         del description["format"]
         expected, codes = description.pop("fingerprint", None), description.pop("codes_fingerprint", None)
         if not isinstance(expected, str):

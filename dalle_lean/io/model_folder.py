@@ -17,13 +17,13 @@ from dalle_lean.io.files import (
     fresh_folder,
     link_or_copy,
     read_bytes,
-    read_format,
     read_text,
     sha256_file,
     sync_files,
     sync_folder,
     write_json,
 )
+from dalle_lean.io.folder_config import MODEL_FORMAT, read_folder_config
 from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, load_strictly, read_shapes, read_weights, save_weights
 from dalle_lean.memory.parameters import parameters
 from dalle_lean.model.config import DalleConfig
@@ -32,7 +32,7 @@ from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from dalle_lean.vocabulary import Vocabulary
 
-FORMAT = "dalle_lean_model/1"
+FORMAT = MODEL_FORMAT
 WEIGHTS = "model.safetensors"
 HASHED_SUFFIXES = (".json", ".safetensors")
 PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -177,8 +177,7 @@ def pack_model(
 def check_parts(folder: str | Path) -> dict[str, Any]:
     """The content of config.json; ValueError unless every part has a possible size and the recorded SHA-256."""
     folder = Path(folder)
-    check_has_config(folder)
-    content = read_format(folder / "config.json", FORMAT)
+    content = read_folder_config(folder, FORMAT)
     parts = content.get("parts")
     if not isinstance(content.get("dalle"), dict) or not isinstance(parts, dict) or WEIGHTS not in parts:
         raise UserError(f"{folder}/config.json does not name the model's configuration and its parts")
@@ -204,11 +203,6 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
         if sha256_file(folder / name) != parts[name]:
             raise UserError(f"{folder}: {name} is not the file this model was saved with; get a complete copy")
     return content
-
-
-def check_has_config(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a model folder: it has no config.json")
 
 
 def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None:
@@ -247,7 +241,7 @@ def find_model(name: str | None = None) -> Path:
     if not name:
         return bundled_model()
     if Path(name).is_dir():
-        check_has_config(Path(name))  # before a page or a drawing loads what it needs
+        read_folder_config(name, FORMAT)  # before a page or a drawing loads what it needs
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")

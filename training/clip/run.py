@@ -18,11 +18,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dalle_lean.clip.architecture import build_clip, model_config
-from dalle_lean.clip.scorer import ClipScorer, right_caption_first
+from dalle_lean.clip.scorer import ClipScorer, read_clip_config, right_caption_first
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import to_uint8
+from dalle_lean.images.vqgan import FORMAT as VQGAN_FORMAT
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
+from dalle_lean.io.folder_config import read_folder_config
 from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
@@ -81,6 +83,10 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
     ):
         if init is not None and tokenizer is not None:
             raise UserError(f"the CLIP in {init} has a tokenizer of its own; leave --tokenizer out")
+        if vqgan is not None:
+            read_folder_config(vqgan, VQGAN_FORMAT)
+        if init is not None:
+            read_clip_config(init)
         self.out, self.result, self.save_dtype = out, out / "clip" / "config.json", save_dtype
         self.settings = self.recipe = recipe
         self.data, self.heldout = read_sets(data, heldout, recipe, out, on_progress)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import read_json
+from dalle_lean.io.folder_config import MODEL_FORMAT, read_folder_config
 from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
@@ -106,10 +106,7 @@ def of_recipe(name: str, recipe: Recipe) -> PricedModel:
 def recipe_of_folder(folder: Path) -> Recipe:
     """One sample of a model folder's model; only config.json is read."""
     path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is not a model folder: it has no config.json")
-    content = read_json(path)
-    fields: Any = content.get("dalle") if isinstance(content, dict) else None
+    fields: Any = read_folder_config(folder, MODEL_FORMAT).get("dalle")
     if not isinstance(fields, dict):
         raise UserError(f"{path} has no section dalle, the model's configuration")
     try:

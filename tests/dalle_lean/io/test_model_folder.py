@@ -164,7 +164,7 @@ import os, signal
 from pathlib import Path
 import dalle_lean.io.model_folder as folder
 folder.hashed_parts = lambda fresh: os.kill(os.getpid(), signal.SIGKILL)
-folder.check_parts = lambda model: folder.read_format(Path(model) / "config.json", folder.FORMAT)
+folder.check_parts = lambda model: folder.read_folder_config(model, folder.FORMAT)
 folder.pack_model(Path({str(folder)!r}), Path({str(tmp_path / "packed")!r}))
 """
     killed = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)

@@ -204,4 +204,6 @@ def test_a_file_that_is_no_recipe_is_refused_by_name(capsys, tmp_path, text):
 def test_a_folder_that_is_no_model_is_refused(capsys, tmp_path):
     assert "has no config.json" in call(capsys, tmp_path)[2]
     (tmp_path / "config.json").write_text("[]")
+    assert "is not of the format dalle_lean_model/1" in call(capsys, tmp_path)[2]
+    (tmp_path / "config.json").write_text('{"format": "dalle_lean_model/1"}')
     assert "has no section dalle" in call(capsys, tmp_path)[2]

@@ -13,9 +13,7 @@ from tests.preprocessing.runs import run_command
 
 def test_a_folder_without_a_vqgan_is_named_in_one_line(capsys, discs, tmp_path):
     assert run_command("preprocess", discs, tmp_path / "out", "--vqgan", tmp_path / "none") == 2
-    assert (
-        capsys.readouterr().err == f"error: vqgan={tmp_path / 'none'}: has no config.json; name the folder of a VQGAN\n"
-    )
+    assert capsys.readouterr().err == f"error: there is no folder {tmp_path / 'none'}; name a VQGAN folder\n"
 
 
 def test_labels_that_laion_does_not_have_are_warned_of(capsys):
