@@ -36,7 +36,7 @@ from training.run.loop_settings import LoopSettings
 from training.run.previews import draw_codes, save_sheet
 from training.run.processes import ALONE, Processes, open_processes
 from training.run.progress import StepCount
-from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
+from training.run.recipe import SHARED_SCHEDULE, DataRecipe, OptimizerRecipe, Recipe
 from training.step.build import build_model, check_same_codes, matching_vqgan, new_config, stated_codes, with_model_of
 from training.step.data_parallel import sharded, use_fsdp, whole_model
 from training.step.learner import Learner
@@ -93,7 +93,7 @@ def train(
 
     Raises as `TrainingRun.go` does, and:
         Unreachable: a remote kept failing for too long; the last checkpoint is kept.
-        ValueError: recipe, data, tokenizer, VQGAN and the run in `out` do not match.
+        ValueError: recipe, data, tokenizer, VQGAN and the run in `out` do not match, finished or not.
     """
     limit, processes = TimeLimit(max_minutes), open_processes(device)
     with processes.together():
@@ -174,6 +174,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             "first weights": sha256_file(init / "config.json") if init else None,
         }
         self.progress = self.restore()
+        self.identity["schedule"] = {name: sections["schedule"][name] for name in SHARED_SCHEDULE}
         self.heldout: Batch | None = None
         if not self.finished:
             if processes.first:
@@ -200,6 +201,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             scales=self.scales,
             run=self.identity,
             defaults=defaults,
+            schedule=self.recipe.schedule,
         )
         if saved is None:
             return Progress()

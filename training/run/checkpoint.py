@@ -13,7 +13,9 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.optim.lamb import is_sharded
+from training.run.identity import refuse_other_run, refuse_other_schedule
 from training.run.processes import ALONE, Processes
+from training.run.recipe import ScheduleRecipe
 
 FORMAT = "dalle_lean_training/1"
 NAME = "checkpoint/state.pt"
@@ -63,12 +65,14 @@ def load_checkpoint(
     run: dict[str, Any],
     scales: BranchScales | None = None,
     defaults: Mapping[str, dict[str, Any]] | None = None,
+    schedule: ScheduleRecipe | None = None,
 ) -> dict[str, Any] | None:
     """Restore what `save_checkpoint` wrote and return its `progress`; None if there is no checkpoint yet.
 
     Args:
         scales: unchanged if the checkpoint has none.
         defaults: for each part of `run`, the values of settings that an older checkpoint may lack.
+        schedule: the steps so far must stay the same under it.
 
     Raises:
         ValueError: the file is damaged, or belongs to another run; the message names what differs.
@@ -92,11 +96,9 @@ def load_checkpoint(
     for name, settings in json.loads(json.dumps(defaults or {})).items():
         if name in saved:
             saved[name] = {**settings, **saved[name]}
-    for name, value in json.loads(json.dumps(run)).items():
-        if saved.get(name) != value:
-            raise UserError(
-                f"{out} holds another run: its {name} is {saved.get(name)}, now {value}; name another folder"
-            )
+    refuse_other_run(out, saved, json.loads(json.dumps(run)))
+    if schedule is not None:
+        refuse_other_schedule(out, state["progress"]["step"], saved.get("schedule"), schedule)
     weights = model.state_dict()
     model.load_state_dict({name: sharded_like(value, weights.get(name)) for name, value in state["model"].items()})
     optimizer.load_state_dict(sharded_optimizer_state(state["optimizer"], optimizer.param_groups))

@@ -18,6 +18,8 @@ from training.run.rates import learning_rate
 RECIPES = Path(__file__).parents[1] / "recipes"
 LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel")
 MOST_RECIPE_BYTES = 2**20
+SHARED_SCHEDULE = ("total_steps", "peak_lr", "warmup_steps", "hold_steps", "length_warmup")
+"""The fields of a schedule that decide what is learnt; the others are intervals."""
 PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
 
 
@@ -134,6 +136,13 @@ class ScheduleRecipe:
             hold_steps=self.hold_steps,
             total_steps=self.total_steps,
         )
+
+    def at(self, step: int) -> tuple[float, tuple[int, int] | None]:
+        """The learning rate of a step, and the lengths of its samples; None if they are whole."""
+        stage = next(
+            ((text_len, side) for until_step, text_len, side in self.length_warmup if step <= until_step), None
+        )
+        return self.learning_rate(step), stage
 
     def check_lengths(self, config: DalleConfig) -> None:
         """ValueError if a stage of `length_warmup` exceeds the model's captions or pictures."""

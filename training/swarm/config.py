@@ -21,7 +21,7 @@ from dalle_lean.io.files import parse, read_text, write_bytes
 from dalle_lean.require import require
 from training.data.catalog import is_url
 from training.run.fields import typed_section
-from training.run.recipe import MOST_RECIPE_BYTES, Recipe
+from training.run.recipe import MOST_RECIPE_BYTES, SHARED_SCHEDULE, Recipe
 
 SWARM_TOML = "swarm.toml"
 PROTOCOL = 2
@@ -31,7 +31,6 @@ COMPRESSIONS = ("fp32", "fp16", "8bit")
 ADMISSIONS = ("open", "invite", "list")
 AGGREGATIONS = ("centred_clipping", "trimmed_mean", "median", "mean")
 Seconds = Annotated[float, Range(above=0, below=10**6)]
-SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "hold_steps", "total_steps", "length_warmup")
 
 
 @dataclass(frozen=True, kw_only=True)
