@@ -13,7 +13,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.optim.lamb import is_sharded
-from training.run.identity import refuse_other_run, refuse_other_schedule
+from training.run.identity import check_schedule, refuse_other_run
 from training.run.processes import ALONE, Processes
 from training.run.recipe import ScheduleRecipe
 
@@ -72,7 +72,7 @@ def load_checkpoint(
     Args:
         scales: unchanged if the checkpoint has none.
         defaults: for each part of `run`, the values of settings that an older checkpoint may lack.
-        schedule: the steps so far must stay the same under it.
+        schedule: under which the run goes on; it must leave something to do, unless it is the run's own.
 
     Raises:
         ValueError: the file is damaged, or belongs to another run; the message names what differs.
@@ -98,7 +98,7 @@ def load_checkpoint(
             saved[name] = {**settings, **saved[name]}
     refuse_other_run(out, saved, json.loads(json.dumps(run)))
     if schedule is not None:
-        refuse_other_schedule(out, state["progress"]["step"], saved.get("schedule"), schedule)
+        check_schedule(out, state["progress"]["step"], saved.get("schedule"), schedule)
     weights = model.state_dict()
     model.load_state_dict({name: sharded_like(value, weights.get(name)) for name, value in state["model"].items()})
     optimizer.load_state_dict(sharded_optimizer_state(state["optimizer"], optimizer.param_groups))

@@ -1,14 +1,17 @@
 """Whether a checkpoint belongs to the run that a command asks for; if not, what differs, in words."""
 
+import json
+import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from training.run.fields import typed_section
-from training.run.recipe import SHARED_SCHEDULE, ScheduleRecipe
+from training.run.recipe import ScheduleRecipe
 
 MOST_NAMED = 6
+logger = logging.getLogger(__name__)
 OTHER_INPUTS = {
     "dataset.json": "DATA holds other shards",
     "pictures": "pictures were added, removed or changed",
@@ -55,32 +58,23 @@ def said(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
-def refuse_other_schedule(out: Path, step: int, saved: Mapping[str, Any] | None, now: ScheduleRecipe) -> None:
-    """UserError unless the run in `out`, now at `step`, can go on under the schedule `now`: its steps so far stay the
-    same under it.
+def check_schedule(out: Path, step: int, saved: Mapping[str, Any] | None, now: ScheduleRecipe) -> None:
+    """UserError if the run in `out`, now at `step`, has nothing to do under the schedule `now`, which is not its own;
+    says which settings change where it goes on.
 
-    saved: the schedule that the run was begun with; None if its checkpoint is of a version that did not keep it.
+    saved: the schedule that the run had; None if its checkpoint is of a version that did not keep it.
     """
-    if saved is None:
-        if step > now.total_steps:
-            raise UserError(
-                f"{out} holds a run at step {step}, and this command asks for {now.total_steps} steps: give the "
-                "--steps that it was begun with"
-            )
-        return
-    before = typed_section(ScheduleRecipe, dict(saved))
-    if all(getattr(before, name) == getattr(now, name) for name in SHARED_SCHEDULE):
-        return
-    if step <= now.total_steps and all(before.at(number) == now.at(number) for number in range(1, step + 1)):
-        return
+    before, wanted = saved or {}, json.loads(json.dumps(asdict(now)))
     names = {"total_steps": "--steps", "peak_lr": "--lr"}
-    changed = [name for name in SHARED_SCHEDULE if getattr(before, name) != getattr(now, name)]
+    changed = [name for name in before if before[name] != wanted[name]]
     if "total_steps" in changed:  # the warm-ups and the hold follow from it
         changed = [name for name in changed if name in names]
-    listed = ", ".join(
-        f"{names.get(name, name)} was {getattr(before, name)}, now {getattr(now, name)}" for name in changed
-    )
-    raise UserError(
-        f"{out} holds a run at step {step} of {before.total_steps} with another schedule ({listed}): give the settings "
-        f"that it was begun with, or train its model further in another folder with --init {out / 'model'}"
-    )
+    listed = ", ".join(f"{names.get(name, name)} was {before[name]}, now {wanted[name]}" for name in changed)
+    if step > now.total_steps or (step == now.total_steps and changed):
+        raise UserError(
+            f"{out} holds a run at step {step}, and this command asks for {now.total_steps}"
+            f"{f' ({listed})' if listed else ''}: give more --steps, or train its model further in another folder with "
+            f"--init {out / 'model'}"
+        )
+    if changed:
+        logger.info(f"From step {step} on with another schedule: {listed}.")
