@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ class Checkpointer:
         self.heldout_loss = math.nan
         self.measured_step = 0
         self.saved_step = 0
+        self.away_s = 0.0
+        """Time since the restored checkpoint was saved."""
         self.loss_guard = LossGuard()
         self.go_back_to: int | None = None
         """The step of the checkpoint to roll back to, once the held-out loss has risen too far."""
@@ -91,10 +94,12 @@ class Checkpointer:
         found = self.checkpoints.restore(model)
         if found is not None:
             self.saved_step = self.measured_step = found[0]
-            losses = {checkpoint.step: checkpoint.heldout_loss for checkpoint in self.saved()}
-            for loss in losses.values():
-                self.loss_guard.limit(loss)
-            if math.isnan(losses[found[0]]) and self.heldout is not None:
+            saved = self.saved()
+            for checkpoint in saved:
+                self.loss_guard.limit(checkpoint.heldout_loss)
+            restored = next(checkpoint for checkpoint in saved if checkpoint.step == found[0])
+            self.away_s = max(0.0, time.time() - restored.saved_at)
+            if math.isnan(restored.heldout_loss) and self.heldout is not None:
                 self.copy.model.load_state_dict(model.state_dict())
                 self.start_worker(self.measure_restored, found[0], self.heldout)
         return found

@@ -71,8 +71,9 @@ def run_donor(
     optimizer = swarm_optimizer(settings, model, dht, role="donor", on_notice=on_notice)
     averager = optimizer.state_averager
     try:
-        if restored is not None:
+        if checkpointer is not None and restored is not None:
             step, statistics = restored
+            optimizer.away_s = checkpointer.away_s
             resume_from(optimizer, step // scale, statistics)
         elif optimizer.tracker.global_epoch < settings.first_epoch:
             raise UserError("the run's first weights are lost: host it again with --data and --init")

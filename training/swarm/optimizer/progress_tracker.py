@@ -113,12 +113,16 @@ class DonorTracker(SwarmTracker):
     Unlike hivemind's tracker, it reports this peer although it has no samples.
     """
 
+    trainers_epoch = -1
+    """The step that more than half of the trainers report to have reached, believed or not; -1 without trainers."""
+
     def believed_records(self, records: Records, donors: list[int]) -> Records:
         """If most trainers are further ahead, shows them one step ahead, so that this donor looks for their group."""
         # Its own record from before a restart counts too.
         self.donor_epoch = max([self.donor_epoch or 0, self.local_progress.epoch, *donors])
         self.believed_epoch = self.donor_epoch + 1
-        if middle_of_trainers(records, self.believed_epoch) <= self.believed_epoch:
+        self.trainers_epoch = middle_of_trainers(records, -1)
+        if self.trainers_epoch <= self.believed_epoch:
             return up_to(self.believed_epoch, records)
         behind = {"epoch": self.believed_epoch, "samples_accumulated": 0}
         return {
@@ -126,9 +130,11 @@ class DonorTracker(SwarmTracker):
             for key, record in records.items()
         }
 
-    def most_trainers_took(self, epoch: int) -> bool:
-        """Whether more than half of the trainers report that they have reached `epoch`."""
-        return middle_of_trainers(self.records(), -1) >= epoch
+    @property
+    def run_is_over(self) -> bool:
+        """Whether more than half of the trainers report that they have taken the last step."""
+        self.records()
+        return self.trainers_epoch >= self.last_epoch
 
     async def _progress_reporter(self) -> None:
         reported, expires = None, 0.0

@@ -12,6 +12,7 @@ from hivemind.utils import get_dht_time
 
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice
+from dalle_lean.words import counted
 from training.swarm.averaging.averagers import has_succeeded
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_averager import SwarmStateAverager
@@ -23,6 +24,7 @@ KEPT_GROUPS = 100
 SHOWN_MEMBERS = 30
 LONE_CLAIM_ATTEMPTS = 2
 """To download a state that only one peer claims to exist."""
+JOIN_AGAIN = "`dalle-lean join` takes the missing steps again"
 
 
 class NoGroup(Exception):
@@ -46,8 +48,9 @@ class SwarmOptimizer(hivemind.Optimizer):
     """
 
     last_step_share = 0.1
-    """How far a state of the last step that no donor signed may be from a donor's weights before it, relative to their
-    norm. LAMB moves each tensor by its norm times the learning rate, which is 0.01 at most in our recipes."""
+    """How far a state of the last step that no donor signed may be from a donor's weights, relative to their norm, for
+    each step that they miss, and at most the averager's `max_shift`. LAMB moves each tensor by its norm times the
+    learning rate, which is 0.01 at most in our recipes."""
     scheduled_grads: Any
     scheduled_state: Any
     _should_check_synchronization_on_update: bool
@@ -66,6 +69,10 @@ class SwarmOptimizer(hivemind.Optimizer):
         """Whether other peers were there at the last step."""
         self.groups: deque[frozenset[PeerID]] = deque(maxlen=KEPT_GROUPS)
         """The members of the latest groups in which this peer averaged gradients."""
+        self.away_s = 0.0
+        """How long a donor was away before it started; 0 once it has caught up with the trainers."""
+        self.noticed: set[str] = set()
+        """What a donor has said of the last step, once."""
         self.swarm_samples = 0
         """Samples of all peers in the steps that this one has taken, as far as it knew."""
         super().__init__(**options)
@@ -158,14 +165,16 @@ class SwarmOptimizer(hivemind.Optimizer):
             known = self.tracker.global_progress
             samples = known.samples_accumulated if known.epoch == self.local_epoch else self.target_batch_size
             self.swarm_samples += max(samples, self.grad_averager.local_samples_accumulated)
+        # Nobody looks for a group for an earlier step any more. For the last one, trainers may still do.
+        if self.missed_last_steps > 1 and self.fetch_last_state():
+            return
         try:
             super()._update_global_epoch(grad_scaler)
         except NoGroup:  # the next group brings the others' step and weights
             if self.scheduled_state is not None:
                 self.scheduled_state.cancel()
                 self.scheduled_state = None
-            last = self.tracker.last_epoch  # after it there is no next group
-            if self.local_epoch == last - 1 and self.tracker.most_trainers_took(last):
+            if self.missed_last_steps == 1:  # there is no next group
                 self.fetch_last_state()
         self.resyncs_in_row = 0
 
@@ -178,6 +187,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         reported = maybe_step_control.result()
         self.groups.append(frozenset(reported))
         if self.is_donor:
+            if self.local_epoch <= self.tracker.trainers_epoch <= self.local_epoch + 1:
+                self.away_s = 0.0
             epoch = epoch_of_trainers({p: e for p, e in reported.items() if p != self.dht.peer_id}, self.local_epoch)
         else:
             epoch = min(epoch_of_group(reported, self.local_epoch, self.tracker.donors), self.tracker.believed_epoch)
@@ -287,9 +298,27 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.on_notice(f"fetched the state of step {self.local_epoch}{judged}")
                 return
 
-    def fetch_last_state(self) -> None:
-        """A donor that missed the last step takes its state from a trainer that stays for that, if it is valid."""
-        last = self.tracker.last_epoch
+    @property
+    def missed_last_steps(self) -> int:
+        """The steps that a donor is behind most trainers if those have taken the last one, else 0."""
+        return self.tracker.last_epoch - self.local_epoch if self.is_donor and self.tracker.run_is_over else 0
+
+    def fetch_last_state(self) -> bool:
+        """Take the last step's state from a trainer that stays for that; returns whether there was a valid one.
+
+        A donor that was there all the time can have missed one step only, and one that was away no more than one a
+        second: else a single trainer's claim could end the run at any time.
+        """
+        last, missed = self.tracker.last_epoch, self.missed_last_steps
+        where = f"this peer is at step {self.local_epoch}, and most trainers are at the last one, {last}"
+        if missed > max(1.0, self.away_s):
+            self.notice_once(
+                f"{where}; their state is not taken, as this peer was not away for long enough to miss "
+                f"{counted(missed, 'step')}: {JOIN_AGAIN}"
+            )
+            return False
+        self.notice_once(f"{where}: fetching their state")
+        share = self.last_step_share * (last - self.state_averager.state_epoch)
         with self.tracker.pause_updates():
             try:
                 self.state_averager.load_state_from_peers(
@@ -297,16 +326,27 @@ class SwarmOptimizer(hivemind.Optimizer):
                     min_epoch=last,
                     max_epoch=last,
                     each_s=self.load_state_timeout / 2,  # a peer that sends slowly leaves time for another
-                    unsigned_share=self.last_step_share,
+                    unsigned_share=min(share, self.state_averager.max_shift),
                 )
             except StateRefused as refusal:
-                self.on_notice(f"{self.position}, and no state of the last step could be fetched ({refusal})")
-                return
+                self.notice_once(f"{where}, but no state of it could be fetched ({refusal}): {JOIN_AGAIN}")
+                return False
+            for control in (self.scheduled_grads, self.scheduled_state):
+                if control is not None:
+                    control.cancel()
+            self.scheduled_grads = self.scheduled_state = None
             self.resyncs += 1
-            self.on_notice("fetched the state of the last step, which this peer missed")
+            self.on_notice(f"fetched the state of the last step; this peer had missed {counted(missed, 'step')}")
             self.tracker.update_epoch(last)
             if not self.client_mode:
                 self.state_averager.state_sharing_priority = last
+        return True
+
+    def notice_once(self, line: str) -> None:
+        """A notice about what is tried again and again."""
+        if line not in self.noticed:
+            self.noticed.add(line)
+            self.on_notice(line)
 
     def can_ignore_lone_claim(self) -> bool:
         """Ignore lone claims from now on; returns whether the swarm's step is known without them.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time
+from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from dalle_lean.progress import silent
@@ -106,6 +106,7 @@ def donor(newcomer, dht):
     """A donor at step 0, without threads and processes."""
     newcomer.tracker = DonorTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
     newcomer.is_donor, newcomer.was_solo = True, False
+    newcomer.away_s, newcomer.noticed = 0.0, set()
     return newcomer
 
 
@@ -199,6 +200,62 @@ def test_a_donor_that_missed_another_step_waits_for_the_next_group(donor, monkey
     donor.answers = iter(())  # asks nobody
     missed(donor, LAST - 2, monkeypatch)
     assert donor.local_epoch == LAST - 2
+
+
+def test_a_donor_that_was_away_for_the_last_steps_takes_their_state_from_a_trainer(donor, monkeypatch):
+    donor.away_s, donor.answers = 30.0, repeat(LAST)
+    donor.scheduled_grads = control = MPFuture()
+    missed(donor, LAST - 7, monkeypatch, claims=(7,))
+    assert donor.local_epoch == donor.tracker.global_epoch == donor.state_averager.state_epoch == LAST
+    assert donor.state_averager.state_tensors()[0].tolist() == [LAST] * 5
+    assert control.cancelled()
+
+
+@pytest.mark.parametrize("claims", [(0, 7), (6, 7), (0, 0, 7)])
+def test_a_donor_that_was_away_asks_for_the_last_state_only_if_most_trainers_have_it(donor, monkeypatch, claims):
+    donor.away_s, donor.answers = 30.0, iter(())  # asks nobody
+    missed(donor, LAST - 7, monkeypatch, claims)
+    assert donor.local_epoch == LAST - 7
+
+
+@pytest.mark.parametrize("away_s", [0.0, 6.9])
+def test_a_donor_is_not_taken_past_more_steps_than_it_was_away_for_and_says_what_to_do(donor, monkeypatch, away_s):
+    notices = []
+    donor.on_notice, donor.away_s, donor.answers = notices.append, away_s, iter(())  # asks nobody
+    for _ in range(2):
+        missed(donor, LAST - 7, monkeypatch, claims=(7, 7, 7))
+    assert donor.local_epoch == LAST - 7
+    [notice] = notices
+    assert f"at step {LAST - 7}, and most trainers are at the last one, {LAST}" in notice
+    assert "miss 7 steps: `dalle-lean join` takes the missing steps again" in notice
+
+
+@pytest.mark.parametrize(("missed_steps", "norms", "taken"), [(3, 0.29, 1), (3, 0.31, 0), (300, 0.51, 0)])
+def test_the_last_state_may_be_as_far_away_as_the_missed_steps_can_reach(
+    donor, monkeypatch, missed_steps, norms, taken
+):
+    step, notices = LAST - missed_steps, []
+
+    def download(peer, timeout, min_epoch):
+        state = [torch.full((5,), (1 + norms) * step)]
+        return {"epoch": LAST, "sha256": tensors_sha256(state)}, state
+
+    monkeypatch.setattr(donor.state_averager, "download", download)
+    donor.on_notice, donor.away_s = notices.append, 1000.0
+    missed(donor, step, monkeypatch, claims=(missed_steps,))
+    assert donor.local_epoch == (LAST if taken else step)
+    assert taken or "differs from the current weights" in notices[-1]
+
+
+@pytest.mark.parametrize(("ahead", "caught_up"), [(0, True), (1, True), (2, False)])
+def test_a_donor_counts_as_away_until_it_takes_a_step_with_the_trainers(donor, monkeypatch, ahead, caught_up):
+    group = SimpleNamespace(result=lambda: {STRANGERS[0]: ahead})
+    monkeypatch.setattr(hivemind.Optimizer, "_average_gradients_and_load_into_optimizer", lambda *_: None)
+    monkeypatch.setattr(stepping, "has_succeeded", lambda _: True)
+    donor.groups, donor.dht, donor.away_s = [], donor.state_averager.dht, 30.0
+    said(donor.tracker, record(ahead), own=record(0, samples_per_second=0.0))
+    donor._average_gradients_and_load_into_optimizer(group)
+    assert donor.away_s == (0.0 if caught_up else 30.0)
 
 
 @pytest.mark.parametrize(("donors_at", "steps"), [(LAST, 0), (LAST - 1, 1)])
