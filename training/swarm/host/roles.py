@@ -62,7 +62,7 @@ def run_donor(
     Args:
         checkpointer: restores the newest checkpoint and saves later ones, including the final state. The first few of
             its held-out samples validate downloaded states; without them, every complete and finite state is accepted.
-        on_round: called after each wait.
+        on_round: called before the first wait, and after each.
 
     Raises OutOfSync, StateRefused, and UserError if the run's first weights are lost.
     """
@@ -82,6 +82,7 @@ def run_donor(
             gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=1)
             averager.validate = partial(validate_state, gradients, few, averager.main_parameters)
         last_epoch = optimizer.local_epoch
+        on_round(optimizer)  # the first step may take minutes
         while not wait(DONOR_PAUSE_S):
             optimizer.step(batch_size=0)
             if optimizer.local_epoch != last_epoch:

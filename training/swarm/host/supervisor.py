@@ -15,7 +15,7 @@ from dalle_lean.ending import Terminated, terminate
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, OnProgress, silent
 from training.swarm.config import SwarmSettings
-from training.swarm.host.checkpoints import begin_rollback, rollback
+from training.swarm.host.checkpoints import begin_rollback, newest_checkpoint, rollback
 from training.swarm.host.host_config import HostConfig, role_in
 from training.swarm.host.status import RunStatus, read_status, status_path
 from training.swarm.network.orphan_reaper import guard_children
@@ -311,6 +311,8 @@ def host_run(
     """
     ready = False
     while True:
+        newest = newest_checkpoint(run_dir)  # where the donors begin, before they report
+        begun_at = 0 if newest is None else newest.step
         with supervised(run_dir, device=device, page=page, on_notice=on_notice, on_wait=on_wait) as supervisor:
             while not supervisor.finished and supervisor.go_back_to is None:
                 supervisor.poll()
@@ -319,7 +321,7 @@ def host_run(
                         ready = True
                         on_ready()
                     status = RunStatus.of_peers(run_dir, supervisor.host_config.leading)
-                    on_progress(status.step, settings.total_steps, status.note)
+                    on_progress(status.step or begun_at, settings.total_steps, status.note)
                 time.sleep(POLL_S)
             step = supervisor.go_back_to
             if step is None:

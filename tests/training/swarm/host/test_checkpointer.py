@@ -3,11 +3,13 @@
 import dataclasses
 import math
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dalle_lean.io.files import read_json, write_json
 from tests.training.swarm.harness import TIMING, make_settings
 from tests.training.swarm.host.conftest import STEPS
 from training.data.loader import Batch
@@ -147,6 +149,26 @@ def test_a_donor_that_counts_steps_without_their_weights_saves_none_under_their_
     checkpointer = make_checkpointer(run, settings, None, [])
     roles.run_donor(settings, None, lambda _: next(rounds), checkpointer=checkpointer, on_round=joined(checkpointer))
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [14]
+
+
+def test_a_donor_reports_its_step_before_its_first_step_with_the_others(run, settings, monkeypatch):
+    optimizer = SimpleNamespace(
+        local_epoch=8, tracker=SimpleNamespace(global_epoch=8), state_averager=SimpleNamespace()
+    )
+    optimizer.shutdown = lambda: None
+    monkeypatch.setattr(roles, "swarm_optimizer", lambda *_, **__: optimizer)
+    seen = []
+    roles.run_donor(settings, None, lambda _: True, on_round=lambda optimizer: seen.append(optimizer.local_epoch))
+    assert seen == [8]
+
+
+def test_a_donor_was_away_since_its_checkpoint_was_saved(run, settings):
+    checkpointer = make_checkpointer(run, settings, None, [])
+    assert checkpointer.checkpoints.save(8, build_model(settings), [], math.nan)
+    path = run / "checkpoints/step-000008/checkpoint.json"
+    write_json(path, {**read_json(path), "saved_at": time.time() - 100.0})
+    checkpointer.restore(build_model(settings))
+    assert checkpointer.away_s == pytest.approx(100.0, abs=10.0)
 
 
 EVERY_STEP = ScheduleRecipe(total_steps=STEPS, warmup_steps=0, checkpoint_every=1)

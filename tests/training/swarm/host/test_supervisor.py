@@ -1,6 +1,7 @@
 """Supervising a run's peers, and passing on their notices."""
 
 import contextlib
+import math
 import signal
 import socket
 import subprocess
@@ -15,9 +16,11 @@ from tests.foreign import foreign_folder
 from tests.training.swarm.host.small_run import make, until
 from tests.training.swarm.nursery import is_alive
 from training.swarm.host import supervisor as host
+from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.host_config import HostConfig
 from training.swarm.host.status import StatusFile
 from training.swarm.host.supervisor import Supervisor
+from training.swarm.peer.gradient_worker import build_model
 
 
 @pytest.fixture
@@ -105,8 +108,10 @@ def test_a_peer_runs_no_code_of_the_current_folder(supervisor, monkeypatch, tmp_
 STARTS_A_DONOR_AND_DIES = """
 import os, sys
 from pathlib import Path
+from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.host_config import HostConfig
 from training.swarm.host.supervisor import Supervisor
+from training.swarm.peer.gradient_worker import build_model
 
 supervisor = Supervisor(Path(sys.argv[1]), HostConfig.load(Path(sys.argv[1])), on_notice=print)
 supervisor.start(supervisor.processes["donor-0"])
@@ -239,6 +244,30 @@ def test_the_runs_page_is_ended_after_the_peers_and_killed_if_it_does_not_end(su
     supervisor.page.process = page = sleeper(ends.format(f"open({str(order)!r}, 'a').write('page ')", "0"))
     supervisor.stop()
     assert (order.read_text(), page.returncode) == ("donor page ", -signal.SIGKILL)
+
+
+def test_a_run_that_is_hosted_again_is_shown_from_its_newest_checkpoint_on(shards, tmp_path, monkeypatch):
+    class Started(Supervisor):
+        """One whose peers run; at each look its donor says more."""
+
+        all_up, reports = True, iter([{}, {"step": 54}, {"finished": True}])
+
+        def poll(self):
+            (self.run_dir / "status").mkdir(exist_ok=True)
+            StatusFile(self.run_dir, "donor-0").update(**next(self.reports))
+
+        def stop(self):
+            pass
+
+    run_dir, shown = tmp_path / "run", []
+    settings = make(run_dir, shards)
+    checkpoints = Checkpoints(run_dir, settings, HostConfig(ports={}), pytest.fail)
+    assert checkpoints.save(53, build_model(settings), [], math.nan)
+    monkeypatch.setattr(host, "Supervisor", Started)
+    monkeypatch.setattr(host, "POLL_S", 0.0)
+    options = {"on_ready": lambda: None, "on_notice": pytest.fail}
+    host.host_run(run_dir, settings, on_progress=lambda step, *_: shown.append(step), **options)
+    assert shown[:2] == [53, 54]
 
 
 def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):
