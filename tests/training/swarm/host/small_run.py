@@ -65,9 +65,10 @@ class Hosted:
         self.started.append(process)
         return process
 
-    def train(self, name):
+    def train(self, name, *reached):
+        """Start a trainer; `reached` are the options of one that listens."""
         addresses = read_settings(self.run_dir).swarm.addresses
-        options = ("--client", "--batch-size", "8", "--folder", str(self.run_dir.parent / name))
+        options = (*(reached or ["--client"]), "--batch-size", "8", "--folder", str(self.run_dir.parent / name))
         return self.start("join", *addresses, *options, output=self.run_dir.parent / f"{name}.out")
 
     def stop(self):

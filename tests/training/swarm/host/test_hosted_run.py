@@ -123,6 +123,28 @@ def test_all_train_on_from_the_model_that_a_run_was_given(shards, given_model, t
 
 @pytest.mark.slow
 @pytest.mark.swarm
+def test_a_host_that_was_away_for_the_last_steps_gets_their_state_from_a_trainer_that_stays(shards, tmp_path):
+    make(tmp_path / "run", shards, steps=12)
+    with Hosted(tmp_path / "run") as hosted:
+        until("the host", lambda: hosted.said("dalle-lean join"))
+        trainer = hosted.train("trainer", "--listen", str(free_ports(1)[0]), "--announce", "127.0.0.1")
+        until("step 3", lambda: hosted.step() >= 3 or trainer.poll() is not None)
+        hosted.host.send_signal(signal.SIGINT)
+        assert hosted.host.wait(PATIENCE_S) == 130
+        [*_, saved] = list_checkpoints(hosted.run_dir, print)
+        assert saved.step < 11
+        trained = tmp_path / "trainer.out"
+        until("the last step", lambda: "the last step is done; staying until the host has it" in trained.read_text())
+        hosted.output.unlink()
+        again = hosted.start("host", str(hosted.run_dir), output=hosted.output)
+        assert again.wait(PATIENCE_S) == trainer.wait(PATIENCE_S) == 0
+        assert hosted.said(f"this peer is at step {saved.step}, and most trainers are at the last one, 12")
+        assert hosted.said("finished at step 12")
+        assert list_checkpoints(hosted.run_dir, print)[-1].step == 12
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_command(shards, tmp_path, ending, code):
     make(tmp_path / "run", shards)
