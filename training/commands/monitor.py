@@ -141,7 +141,9 @@ def monitor(
                 outputs.write(overview, watcher.settings.run_id)
             if site is not None:
                 site.poll(overview, board, records)
-            total, last_step = watcher.settings.total_steps, overview.step if overview else last_step
+            total = watcher.settings.total_steps
+            if overview is not None and overview.host_step is not None:
+                last_step = overview.host_step
             state = run_state(overview, last_step, total, watcher.is_answered)
             line = headline(overview, refused) if overview else SILENCE[state].format(total=total)
             refused = overview.counters.get("refused_calls", 0) if overview else refused
@@ -164,8 +166,10 @@ def headline(overview: Overview, refused_before: int = 0) -> str:
     speed, unit = overview.samples_per_s, "samples/s"
     if speed is None:
         speed, unit = overview.reported_samples_per_s, "samples/s, as reported by peers"
+    step, total, host_step = overview.step, overview.total_steps, overview.host_step
+    behind = step >= total and host_step is not None and host_step < total
     parts = [
-        f"step {overview.step} of {overview.total_steps}",
+        f"step {step} of {total}" + (f" (the host is at step {host_step})" if behind else ""),
         "no loss yet" if overview.loss is None else f"loss {overview.loss:.4f}",
         f"{counted(overview.peers, 'trainer')} ({overview.clients} in client mode)",
         f"{speed:.1f} {unit}",

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from training.swarm.averaging.attestation import Credit
 from training.swarm.config import SwarmSettings
-from training.swarm.observe.peer_metrics import PeerRecords
+from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords
 
 PACE_STEPS = 20
 MIN_PACE = 1e-9  # steps per second; below it no time left is given
@@ -29,6 +29,7 @@ class Overview:
 
     step: int
     total_steps: int
+    host_step: int | None  # the donors', which have the run's state; the trainers' if the run names no donors
     loss: float | None
     heldout_loss: float | None  # as published by the run's donors
     peers: int
@@ -104,6 +105,7 @@ def summarize(
     return Overview(
         step=step,
         total_steps=settings.total_steps,
+        host_step=host_step(donors, settings, step),
         loss=weighted_median(*zip(*losses, strict=True)) if losses else None,
         heldout_loss=statistics.median_low(heldout) if heldout else None,
         peers=len(trainers),
@@ -122,6 +124,17 @@ def summarize(
     )
 
 
+def host_step(donors: Sequence[PeerRecord], settings: SwarmSettings, step: int) -> int | None:
+    """The schedule's step that the run's donors have by their records; None without any.
+
+    `step`: of the trainers, which counts if the run names no donors.
+    """
+    if not settings.swarm.donors:
+        return step
+    epochs = [min(record.step, settings.last_epoch) for record in donors if record.role == "donor"]
+    return max(epochs) * settings.steps_per_epoch if epochs else None
+
+
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     """The least value that, with all below it, has half of the weight."""
     ordered = sorted(zip(values, weights, strict=True))
@@ -134,7 +147,7 @@ def run_state(overview: Overview | None, last_step: int, total_steps: int, is_an
 
     Args:
         overview: of the trainers there are; None without any.
-        last_step: the highest that is known of the run.
+        last_step: the highest that the host is known to have; trainers may be ahead of it.
         is_answered: whether a helper accepts connections; called only if that matters.
     """
     if last_step >= total_steps:

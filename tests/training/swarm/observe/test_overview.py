@@ -137,6 +137,20 @@ def test_the_held_out_loss_is_what_the_runs_own_donors_say():
     assert summarize(PeerRecords(found, 0), SETTINGS, 0.5).heldout_loss is None
 
 
+def test_the_host_has_the_step_that_its_own_donors_say_however_far_the_trainers_are():
+    settings = replace(SETTINGS, swarm=replace(SETTINGS.swarm, donors=("donor", "second")))
+    found = {"a": record(step=100), "liar": record(role="donor", step=100), "donor": record(role="trainer", step=100)}
+    credits = {"a": Credit(samples=1.0)}
+    assert summarize(PeerRecords(found, 0), settings, 0.5, credits).host_step is None
+    found |= {"donor": record(role="donor", step=53), "second": record(role="donor", step=52)}
+    seen = summarize(PeerRecords(found, 0), settings, 0.5, credits)
+    assert (seen.step, seen.host_step) == (100, 53)
+    assert "step 100 of 100 (the host is at step 53)" in headline(seen)
+    found["donor"] = record(role="donor", step=100)
+    assert "step 100 of 100 ·" in headline(summarize(PeerRecords(found, 0), settings, 0.5, credits))
+    assert overview(record(step=7)).host_step == 7  # of a run that names no donors
+
+
 def test_what_was_dropped_is_added_up():
     seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, solo_steps=5), refused=3)
     dropped = {"dropped_batches": 3, "dropped_tensors": 0, "skipped_steps": 4, "solo_steps": 5, "resyncs": 0}

@@ -26,12 +26,17 @@ class History:
         self.run_id: str | None = saved["run_id"]
         self.looks: int = saved["looks"]
         self.points: list[Point] = saved["points"]
+        self.host_step: int = saved.get("host_step", 0)
+        """The latest step that the run's donors were seen at."""
         self.open: list[Point] = []  # observations of the next point
 
     def add(self, overview: Overview, run_id: str, now: float | None = None) -> None:
         """Add an observation. Another run id means a rollback, which removes the points after its step."""
         if run_id != self.run_id:
             self.points, self.open, self.run_id = [p for p in self.points if (p[1] or 0) < overview.step], [], run_id
+            self.host_step = 0
+        if overview.host_step is not None:
+            self.host_step = overview.host_step
         seen = {**vars(overview), "time": time.time() if now is None else now}
         self.open.append([seen[name] for name in COLUMNS])
         if len(self.open) >= self.looks:
@@ -41,13 +46,9 @@ class History:
             self.points = [median_point(self.points[i : i + 2]) for i in range(0, len(self.points), 2)]
             self.looks *= 2
 
-    @property
-    def last_step(self) -> int:
-        """The step of the latest observation; 0 before the first."""
-        return int(([*self.points, *self.open] or [[0, 0]])[-1][1] or 0)
-
     def save(self) -> None:
-        write_json(self.path, {"run_id": self.run_id, "looks": self.looks, "points": self.points})
+        saved = {"run_id": self.run_id, "looks": self.looks, "points": self.points, "host_step": self.host_step}
+        write_json(self.path, saved)
 
     def columns(self) -> dict[str, list[float | None]]:
         """The points and the latest observation, by column name."""

@@ -139,8 +139,8 @@ class Site:
         """The `run_state`."""
         settings, newest, history = self.watcher.settings, self.newest_checkpoint(), self.history
         # The last trainers leave at once: the final step may only be seen in its checkpoint.
-        steps = [known.step for known in (overview, newest) if known is not None]
-        steps += [history.last_step] if history.run_id == settings.run_id else []
+        steps = [] if newest is None else [newest.step]
+        steps += [history.host_step] if history.run_id == settings.run_id else []
         return run_state(overview, max(steps, default=0), settings.total_steps, self.watcher.is_answered)
 
     def write(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:

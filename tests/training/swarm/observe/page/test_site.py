@@ -18,8 +18,10 @@ from dalle_lean.io.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, refresh, settings_of, simulate
 from tests.training.swarm.observe.test_overview import record
+from training.swarm.averaging.attestation import Credit
 from training.swarm.host.checkpoints import Checkpoints, newest_checkpoint
 from training.swarm.host.host_config import HostConfig
+from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
 from training.swarm.observe.overview import summarize
 from training.swarm.observe.page import site as pages
 from training.swarm.observe.page.gallery import Drawn, Gallery
@@ -202,11 +204,35 @@ def test_a_page_says_how_its_run_ended_though_the_last_step_was_only_saved(
 def test_a_page_elsewhere_knows_from_the_last_step_seen_that_its_run_has_finished(tmp_path):
     site = simulate(tmp_path, peers=3, steps=10)
     assert shown(site)["state"] == "training"
-    site.watcher.answered, last = False, summarize(PeerRecords({"a": record(step=1010)}, 0), site.watcher.settings, 0.1)
+    site.watcher.answered = False
     refresh(site)
     assert shown(site)["state"] == "no answer"
-    site.history.add(last, site.watcher.settings.run_id)
-    refresh(site)
+    for host_step, state in ((1009, "no answer"), (1010, "finished")):
+        found = {"a": record(step=1010), "donor": record(role="donor", step=host_step)}
+        last = summarize(PeerRecords(found, 0), site.watcher.settings, 0.1, {"a": Credit(samples=1.0)})
+        assert last.step == 1010
+        site.history.add(last, site.watcher.settings.run_id)
+        refresh(site)
+        assert shown(site)["state"] == state
+    site.close()
+    again = open_site(tmp_path, 1010)
+    again.watcher.answered = False
+    refresh(again)
+    assert shown(again)["state"] == "finished"
+
+
+def test_a_run_whose_trainers_are_done_is_not_finished_before_its_host_is(tmp_path, run_dir):
+    save(run_dir, 53)
+    site = open_site(tmp_path, run_dir=run_dir)
+    found = {"a": record(step=100), "donor": record(role="donor", step=53)}
+    records = PeerRecords(found, 0)
+    last = summarize(records, site.watcher.settings, 0.1, {"a": Credit(samples=1.0)})
+    board = Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "simulated")
+    site.poll(last, board, records)
+    assert (shown(site)["state"], last.step) == ("training", 100)
+    save(run_dir, 100)
+    site.due_s = 0.0
+    site.poll(last, board, records)
     assert shown(site)["state"] == "finished"
 
 
