@@ -13,6 +13,7 @@ try:
     import os
     import shlex
     from collections.abc import Callable, Sequence
+    from itertools import pairwise
     from typing import Annotated, Any
 
     import typer
@@ -122,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # GNU OpenMP reads it when torch is imported. By default a thread that waits for another keeps its core for
         # milliseconds, on which the other may have to wait in turn where programs share the cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    if "" in arguments:  # as a folder it would be the current one
+    owners = {before for before, argument in pairwise(["", *arguments]) if argument == ""}
+    if owners - {"--prompt-page"}:  # which may be empty; an empty folder would be the current one
         error("an argument is empty; give it a value or leave it out (from a variable that is not set?)")
         sys.exit(2)
     command_name = next((argument for argument in arguments if not argument.startswith("-")), None)
