@@ -16,7 +16,8 @@ import gradio as gr
 from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
-from demo.form import cut_prompt, first_rows, new_seed, read_request
+from demo.controls import prompt_fields
+from demo.form import LARGEST_EXACT_SEED, cut_prompt, first_rows, new_seed, read_request
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
@@ -24,7 +25,6 @@ from inference.ranking import all_alike, all_blank
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
-LARGEST_EXACT_SEED = 2**53 - 1  # the seed box is a number in JavaScript
 
 Update = dict[Any, Any]
 
@@ -39,6 +39,7 @@ class Actions:
 
     def __init__(self, service: DrawingService, parts: SimpleNamespace, examples: Sequence[str] = ()):
         self.service, self.parts, self.examples = service, parts, examples
+        self.fields = prompt_fields(service)
         self.stops: dict[str, Event] = {}  # by tab, for each tab with a drawing in progress
 
     def greet(self) -> Update:
@@ -57,7 +58,7 @@ class Actions:
         values = self.values(controls)
         if fresh:
             values["seed"] = new_seed()
-        yield from self.show(tab, prompt, lambda prompt: read_request(self.service, prompt, **values), values["seed"])
+        yield from self.show(tab, prompt, lambda prompt: self.read(prompt, values))
 
     def draw_more(
         self, tab: gr.Request, prompt: str, drawn: Done | None, chosen: int, *controls: Any
@@ -68,14 +69,24 @@ class Actions:
         def read(prompt: str) -> Request:
             if drawn is None:
                 raise UserError("these pictures are gone; draw new ones")
-            request = read_request(self.service, prompt, **values)
+            request = self.read(prompt, values)
             return replace(request, start=first_rows(self.service, drawn.pictures[chosen].codes, values["rows"]))
 
-        yield from self.show(tab, prompt, read, values["seed"])
+        yield from self.show(tab, prompt, read)
 
     def values(self, controls: Sequence[Any]) -> dict[str, Any]:
         """The arguments of `read_request`, by name."""
         return dict(zip(self.parts.inputs, controls, strict=True))
+
+    def read(self, prompt: str, values: dict[str, Any]) -> Request:
+        """The request; UserError for a mistake, in the words of the page. If fewer than `best` are drawn, all are
+        shown."""
+        values = {
+            name: self.fields[name].read(value) if name in self.fields else value for name, value in values.items()
+        }
+        if self.service.generator.scorer is not None:
+            values["best"] = min(values["best"], values["num_images"])
+        return read_request(self.service, prompt, **values)
 
     def open(self, tab: gr.Request, fresh: bool, *controls: Any) -> Iterator[Update]:
         """Draw the prompt of an address such as /?prompt=a+red+heart&seed=3 at once."""
@@ -94,66 +105,73 @@ class Actions:
         for update in self.draw(tab, asked["prompt"], fresh, *values.values()):
             yield {self.parts.prompt: cut_prompt(asked["prompt"]), **update}
 
-    def show(self, tab: gr.Request, prompt: str, read: Callable[[str], Request], seed: int) -> Iterator[Update]:
+    def show(self, tab: gr.Request, prompt: str, read: Callable[[str], Request]) -> Iterator[Update]:
         """Yield the states of the page until the pictures are done. Cancels the tab's previous drawing.
 
         prompt: cut if it is too long; `read` makes the request for it.
         """
-        parts, key = self.parts, str(tab.session_hash)
-        first: Update = {
-            parts.stop: gr.Button(interactive=True),
-            parts.gallery: gr.Gallery(visible=False),
-            parts.actions: gr.Row(visible=False),
-            parts.inputs["seed"]: seed,
-        }
-        shorter = cut_prompt(prompt)
-        if shorter != prompt:
-            first[parts.prompt] = shorter
-        if key in self.stops:
-            self.stops[key].set()
+        key, shorter = str(tab.session_hash), cut_prompt(prompt)
+        before = self.stops.get(key)
+        if before is not None:
+            before.set()
         stop = self.stops[key] = Event()
         try:
-            for update in self.answer(partial(read, shorter), stop, views.cut(prompt, shorter)):
+            for update in self.answer(partial(read, shorter), stop, views.cut(prompt, shorter), before is not None):
                 if self.stops.get(key) is not stop:
                     return
-                yield {**first, **update}
-                first = {}
-            yield {parts.stop: gr.Button(interactive=False)}
+                yield update
+            yield {self.parts.stop: gr.Button(interactive=False)}
         finally:
             if self.stops.get(key) is stop:
                 del self.stops[key]
 
-    def answer(self, read: Callable[[], Request], stop: Event, cut: str = "") -> Iterator[Update]:
-        """Draw a request; mistakes and failures become updates. `cut` says that the prompt was cut.
+    def answer(
+        self, read: Callable[[], Request], stop: Event, cut: str = "", unfinished: bool = False
+    ) -> Iterator[Update]:
+        """Draw a request; mistakes and failures become updates, which leave finished pictures on the page until this
+        drawing begins.
 
         Setting `stop` or closing the iterator cancels the drawing at the end of the current row.
+
+        cut: says that the prompt was cut. unfinished: whether the page shows pictures that will not be finished.
         """
         parts = self.parts
         try:
             request = read()
-            yield {
-                parts.status: views.line("Reading the prompt."),
-                parts.stage: views.growing_stage([], self.service.generator.num_drawn(request.settings)),
-                parts.unknown: cut + self.unknown_words(request.prompt),
-            }
+            begin = self.begin(request, cut)
             with closing(cast(Any, self.service.draw(request))) as events:
                 for event in events:
                     if isinstance(event, Done):
                         # Gradio copies the files at once.
                         with tempfile.TemporaryDirectory() as folder:
-                            yield self.pictures(event, Path(folder))
-                    elif stop.is_set():
-                        yield self.ended(views.line(views.STOPPED))
+                            yield {**begin, **self.pictures(event, Path(folder))}
                         return
-                    else:
-                        yield self.progress(request, event)
+                    if stop.is_set():
+                        break
+                    yield {**begin, **self.progress(request, event)}
+                    begin, unfinished = {}, True
+            said = views.line(views.STOPPED)
         except Busy as busy:
-            yield self.ended(views.busy(busy))
+            said = views.busy(busy)
         except UserError as mistake:
-            yield self.ended(views.failure(str(mistake)))
+            said = views.failure(str(mistake))
         except Exception as error:  # the page must survive any failure, and report it
             log.exception("drawing failed")
-            yield self.ended(views.failure(views.broken(error)))
+            said = views.failure(views.broken(error))
+        yield self.ended(said) if unfinished else {parts.status: said}
+
+    def begin(self, request: Request, cut: str) -> Update:
+        """The page without earlier pictures, ready for those of a request."""
+        parts = self.parts
+        update: Update = {
+            parts.stop: gr.Button(interactive=True),
+            parts.gallery: gr.Gallery(visible=False),
+            parts.actions: gr.Row(visible=False),
+            parts.stage: views.growing_stage([], self.service.generator.num_drawn(request.settings)),
+            parts.unknown: cut + self.unknown_words(request.prompt),
+            parts.inputs["seed"]: request.settings.seed,
+        }
+        return {**update, parts.prompt: request.prompt} if cut else update
 
     def ended(self, status: str) -> Update:
         """The page after a drawing without pictures."""
@@ -250,8 +268,8 @@ class Actions:
         if upload is None:
             return ""
         try:
+            rows = self.fields["rows"].read(rows)
             codes = self.service.read_upload(upload)
-            first_rows(self.service, codes, rows)  # checks `rows`
             image = self.service.preview(codes)
         except Busy as busy:
             return views.busy(busy)
@@ -261,8 +279,11 @@ class Actions:
 
     def estimate(self, num_images: int, best: int, guidance: float) -> str:
         """How long drawing takes with these settings."""
-        ranked = self.service.generator.scorer is not None
-        return views.estimate(self.service, num_images if ranked else best, guidance)
+        name, count = ("best", best) if self.service.generator.scorer is None else ("num_images", num_images)
+        try:
+            return views.estimate(self.service, self.fields[name].read(count), self.fields["guidance"].read(guidance))
+        except UserError as mistake:
+            return views.failure(str(mistake))
 
 
 def write_pictures(drawn: Done, folder: Path) -> list[Path]:

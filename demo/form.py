@@ -16,6 +16,7 @@ MOST_IMAGES = 128
 MOST_BEST = 16
 HIGHEST_TEMPERATURE = 2
 LARGEST_SEED = 2**31
+LARGEST_EXACT_SEED = 2**53 - 1  # the seed box is a number in JavaScript
 
 
 def read_request(

@@ -10,9 +10,10 @@ from dalle_lean.images.files import FORMATS
 from demo import progress_views as views
 from demo.actions import Actions
 from demo.calculator.page import add_calculator
+from demo.controls import prompt_fields
 from demo.endpoint import add_endpoint
-from demo.form import HIGHEST_TEMPERATURE, MOST_BEST, MOST_IMAGES, default_rows, default_settings
-from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, DrawingService
+from demo.form import default_rows, default_settings
+from demo.service.drawing_service import DrawingService
 
 TITLE = "dalle_lean"
 EXAMPLES = (
@@ -94,33 +95,31 @@ def add_parts(service: DrawingService, card: bool) -> tuple[SimpleNamespace, Any
 
 def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
     """Add the controls in two accordions; those of `read_request`'s arguments are in `parts.inputs`, by name."""
-    side, codes = service.generator.model.config.image_side, service.generator.model.config.image_vocab_size
+    side = service.generator.model.config.image_side
     defaults = {**default_settings(service), "rows": default_rows(service)}
+    fields = prompt_fields(service)
     ranked = service.generator.scorer is not None
     inputs = parts.inputs = {}
 
-    def slider(name: str, lowest: float, highest: float, step: float, label: str, info: str, **options: Any) -> None:
-        inputs[name] = gr.Slider(lowest, highest, defaults[name], step=step, label=label, info=info, **options)
+    def slider(name: str, info: str, **options: Any) -> None:
+        field = fields[name]
+        options |= {"step": field.step, "label": field.label, "info": info}
+        inputs[name] = gr.Slider(field.lowest, field.highest, defaults[name], **options)
 
     with gr.Accordion("Settings", open=False, elem_id="settings"):
         with gr.Row():
-            advice = views.advice(service)
-            slider("num_images", 1, MOST_IMAGES, 1, "Candidates", advice, visible=ranked, elem_id="num-images")
-            slider(
-                "best", 1, MOST_BEST, 1, "Show the best" if ranked else "Pictures", "How many to show", elem_id="best"
-            )
+            slider("num_images", views.advice(service), visible=ranked, elem_id="num-images")
+            slider("best", "How many to show", elem_id="best")
         parts.estimate = gr.HTML(views.estimate(service, service.default_drawn()), elem_id="estimate")
         with gr.Row():
-            slider("top_k", 0, codes, 1, "Top-k", "Sample each code from the k most likely; 0 is off")
-            slider("top_p", 0, 1, 0.01, "Top-p", "... and from those that make up this probability; 1 is off")
+            slider("top_k", "Sample each code from the k most likely; 0 is off")
+            slider("top_p", "... and from those that make up this probability; 1 is off")
         with gr.Row():
-            info = "0 always takes the most likely code; above 1 is more random"
-            slider("temperature", 0, HIGHEST_TEMPERATURE, 0.05, "Temperature", info)
-            info = "Above 1 follows the prompt more closely and takes twice as long"
-            slider("guidance", LOWEST_GUIDANCE, HIGHEST_GUIDANCE, 0.25, "Guidance", info)
+            slider("temperature", "0 always takes the most likely code; above 1 is more random")
+            slider("guidance", "Above 1 follows the prompt more closely and takes twice as long")
         with gr.Row():
             info = "The same seed draws the same pictures"
-            inputs["seed"] = gr.Number(0, precision=0, minimum=0, label="Seed", info=info, elem_id="seed")
+            inputs["seed"] = gr.Number(0, minimum=0, label=fields["seed"].label, info=info, elem_id="seed")
             parts.new_seed = gr.Checkbox(True, label="New seed each time", elem_id="new-seed")
     with gr.Accordion("Continue a picture", open=False, elem_id="continue"), gr.Row():
         with gr.Column(min_width=260):
@@ -132,7 +131,7 @@ def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
                 elem_id="upload",
             )
             info = f"How many of the {side} rows of codes to keep, from the top; also for “More like this”"
-            slider("rows", 1, side - 1, 1, "Rows kept", info, elem_id="rows")
+            slider("rows", info, elem_id="rows")
         with gr.Column(min_width=240):
             parts.given = gr.HTML(elem_id="given")
 

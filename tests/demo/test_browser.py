@@ -170,6 +170,30 @@ def test_a_mistake_is_said_and_the_page_goes_on(visit, page_url):
     assert len(pictures(page)) == 4
 
 
+def test_a_wrong_number_is_said_on_the_page_alone_and_the_pictures_stay(visit, page_url, capfd):
+    page = visit(page_url)
+    ask(page, "a red heart")
+    before = pictures(page)
+    page.get_by_role("button", name="Settings").click()
+    candidates, seed = page.locator("#num-images input[type=number]"), page.locator("#seed input")
+    for wrong in ("0", "500", ""):
+        candidates.fill(wrong)
+        page.locator("#estimate").get_by_text("“Candidates” must be a whole number from 1 to 128.").wait_for()
+        candidates.fill("2")
+        page.locator("#estimate").get_by_text("2 candidates take").wait_for()
+    page.locator("#new-seed input").uncheck()
+    for wrong in ("99999999999999999999", "1e30", ""):
+        seed.fill(wrong)
+        page.locator("#draw").click()
+        page.locator("#status").get_by_text("“Seed” must be a whole number from 0 to 9007199254740991.").wait_for()
+        assert pictures(page) == before
+        seed.fill("7")
+        page.locator("#draw").click()
+        page.locator("#status").get_by_text("2 pictures, drawn in").wait_for()
+        before = pictures(page)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("way", ["button", "Escape"])
 def test_a_drawing_is_stopped(visit, slow_url, way):
     page = visit(slow_url)

@@ -63,6 +63,11 @@ def test_an_upload_is_shown_whole_and_faded_below_the_rows_that_are_kept(service
     assert alpha.crop((0, 8, 32, 32)).getextrema() == (views.FADED, views.FADED)
 
 
+def test_an_upload_with_an_empty_number_of_rows_is_answered_with_the_fields_label(service):
+    shown = named_actions(service).preview_upload(encoded(Image.new("RGB", (64, 64), "red")), None)
+    assert "“Rows kept” must be a whole number from 1 to 3." in shown
+
+
 def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(service):
     upload = encoded(Image.new("RGB", (64, 64), "red"))
     actions = named_actions(service)
