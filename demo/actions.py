@@ -89,21 +89,23 @@ class Actions:
         return read_request(self.service, prompt, **values)
 
     def open(self, tab: gr.Request, fresh: bool, *controls: Any) -> Iterator[Update]:
-        """Draw the prompt of an address such as /?prompt=a+red+heart&seed=3 at once."""
-        asked = dict(tab.query_params)
-        if "prompt" not in asked:
-            yield gr.skip()
-            return
-        values = self.values(controls)
-        if (seed := asked.get("seed", "")).isdecimal():
-            if len(seed) > len(str(LARGEST_EXACT_SEED)) or int(seed) > LARGEST_EXACT_SEED:
-                largest = f"{LARGEST_EXACT_SEED}, the largest that the seed box holds exactly"
-                said = f"the address's seed is larger than {largest}"
-                yield {self.parts.prompt: cut_prompt(asked["prompt"]), **self.ended(views.failure(said))}
+        """Draw the prompt of an address such as /?prompt=a+red+heart&seed=3 at once; keep a seed without a prompt."""
+        asked, values = dict(tab.query_params), self.values(controls)
+        start: Update = {self.parts.prompt: cut_prompt(asked["prompt"])} if "prompt" in asked else {}
+        seed = asked.get("seed")
+        if seed is not None:
+            if not seed.isdecimal() or len(seed) > len(str(LARGEST_EXACT_SEED)) or int(seed) > LARGEST_EXACT_SEED:
+                said = f"the seed in the address must be a whole number from 0 to {LARGEST_EXACT_SEED}"
+                yield {**start, self.parts.status: views.failure(said)}
                 return
             fresh, values["seed"] = False, int(seed)
-        for update in self.draw(tab, asked["prompt"], fresh, *values.values()):
-            yield {self.parts.prompt: cut_prompt(asked["prompt"]), **update}
+        if "prompt" in asked:
+            for update in self.draw(tab, asked["prompt"], fresh, *values.values()):
+                yield {**start, **update}
+        elif seed is not None:
+            yield {self.parts.inputs["seed"]: values["seed"], self.parts.new_seed: False}
+        else:
+            yield gr.skip()
 
     def show(self, tab: gr.Request, prompt: str, read: Callable[[str], Request]) -> Iterator[Update]:
         """Yield the states of the page until the pictures are done. Cancels the tab's previous drawing.
@@ -261,6 +263,8 @@ class Actions:
             return gr.skip()
         seed = drawn.request.settings.seed
         said = f"Seed {seed} is kept: the same prompt and settings draw the same pictures again."
+        if drawn.request.start is not None:
+            said = f"Seed {seed} is kept, but not the upper rows of these pictures: without them, others are drawn."
         return {self.parts.inputs["seed"]: seed, self.parts.new_seed: False, self.parts.status: views.line(said)}
 
     def preview_upload(self, upload: bytes | None, rows: int) -> str:

@@ -5,6 +5,7 @@ import io
 import os
 import socket
 from contextlib import contextmanager
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +69,15 @@ def named_actions(service, examples=()):
     parts = SimpleNamespace(**{name: name for name in names.split()})
     parts.inputs = {name: name for name in ("num_images", "best", "top_k", "top_p", "seed")}
     return Actions(service, parts, examples)
+
+
+WISH = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 1}
+
+
+def answer(service, prompt="a red heart", values=WISH, stop=None, examples=()):
+    """The updates of the page."""
+    actions = named_actions(service, examples)
+    return actions.answer(lambda: actions.read(prompt, values), stop or Event())
 
 
 def failing_service(generator, latency, error):

@@ -1,7 +1,5 @@
 """What the page says, without the page."""
 
-import math
-import re
 from contextlib import closing
 from threading import Event
 from types import SimpleNamespace
@@ -9,20 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from demo import progress_views as views
-from demo.controls import prompt_fields
-from demo.form import LARGEST_EXACT_SEED, cut_prompt, default_settings
+from demo.form import cut_prompt, default_settings
 from demo.service.drawing_service import DrawingService, Queued, Running
 from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Busy, Scheduler
-from tests.demo.conftest import failing_service, named_actions
-
-WISH = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 1}
-
-
-def answer(service, prompt="a red heart", values=WISH, stop=None, examples=()):
-    """The updates of the page."""
-    actions = named_actions(service, examples)
-    return actions.answer(lambda: actions.read(prompt, values), stop or Event())
+from inference.request import Request, Settings
+from tests.demo.conftest import WISH, answer, failing_service, named_actions
 
 
 def test_the_last_view_has_the_best(service):
@@ -132,93 +122,6 @@ def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(k
     assert "draw “zeppelin”, so these" in first["unknown"]
     assert not any("unknown" in update or "prompt" in update for update in (*others, last))
     assert last["drawn"].request.prompt == first["prompt"]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "values", "said"),
-    [
-        ("  ", {}, "The prompt is empty; say in a few words what to draw."),
-        ("zeppelin " * 222 + "ab", {}, "The prompt has 2000 characters; shorten it to 1000."),
-        ("zeppelin", {"upload": b"no picture"}, "The file is not a picture"),
-    ],
-)
-def test_a_mistake_is_answered_with_a_sentence_and_leaves_the_pictures_on_the_page(
-    knowing_service, prompt, values, said
-):
-    (only,) = answer(knowing_service, prompt, {**WISH, **values})
-    assert "mistake" in only["status"]
-    assert said in only["status"]
-    assert list(only) == ["status"]
-
-
-OFF = (None, "", "many", True, math.nan, math.inf, -math.inf, -1, -1e30, 10**20, 1e30)
-WRONG = {
-    "num_images": (*OFF, 0, 3.7, 129),
-    "best": (*OFF, 0, 3.7, 17),
-    "top_k": (*OFF, 0.5, 65),
-    "top_p": (*OFF, 1.1),
-    "temperature": (*OFF, 2.1),
-    "guidance": (*OFF, 0.5, 9),
-    "seed": (*OFF, 0.5, 2**53),
-    "rows": (*OFF, 0, 1.5, 4),
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, wrong in WRONG.items() for value in wrong])
-def test_a_number_that_does_not_fit_its_field_is_answered_with_the_fields_label_and_range(service, name, value):
-    field = prompt_fields(service)[name]
-    (only,) = answer(service, values={**WISH, name: value})
-    assert re.search(
-        f"“{field.label}” must be a (whole )?number from {field.lowest} to {field.highest}[.]<", only["status"]
-    )
-
-
-def test_a_number_may_be_at_either_end_of_its_field_and_a_whole_one_may_come_as_a_float(service):
-    for field in prompt_fields(service).values():
-        assert [field.read(float(value)) for value in (field.lowest, field.highest)] == [field.lowest, field.highest]
-    assert isinstance(prompt_fields(service)["seed"].read(3.0), int)
-
-
-@pytest.mark.parametrize(("num_images", "shown"), [(1, 1), (3, 3), (6, 4)])
-def test_the_best_four_are_shown_or_all_where_fewer_are_drawn(service, num_images, shown):
-    *_, last = answer(service, values={**WISH, "num_images": num_images, "best": 4})
-    assert len(last["drawn"].pictures) == shown
-
-
-def draw(actions, prompt="a red heart", fresh=False, **values):
-    tab = SimpleNamespace(session_hash="tab")
-    return actions.draw(tab, prompt, fresh, *{**WISH, **values}.values())
-
-
-def test_after_a_seed_that_is_too_large_the_page_draws_again(service):
-    actions = named_actions(service)
-    refused, _ = draw(actions, seed=10**20)
-    assert f"from 0 to {LARGEST_EXACT_SEED}." in refused["status"]
-    assert "seed" not in refused
-    *_, last, _ = draw(actions)
-    assert len(last["drawn"].pictures) == 2
-
-
-def test_a_new_seed_takes_the_place_of_whatever_is_in_the_box(service):
-    *_, last, _ = draw(named_actions(service), fresh=True, seed=None)
-    assert len(last["drawn"].pictures) == 2
-
-
-def test_a_mistake_during_a_drawing_ends_it_and_leaves_no_unfinished_pictures(service):
-    actions = named_actions(service)
-    drawing = draw(actions)
-    assert "growing" in next(drawing)["stage"]
-    refused, _ = draw(actions, " ")
-    assert "The prompt is empty" in refused["status"]
-    assert "grow here" in refused["stage"]
-    assert list(drawing) == []
-
-
-def test_a_full_page_leaves_finished_pictures_where_they_are(generator, latency):
-    service = DrawingService(generator, latency, scheduler=Scheduler(1, 0))
-    with service.scheduler.ticket(30.0):
-        (only,) = answer(service)
-    assert list(only) == ["status"]
 
 
 def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(service):
@@ -340,13 +243,6 @@ def test_fewer_candidates_are_set_for_a_model_that_draws_with_guidance(generator
     assert views.estimate(service, 4, 1.0) == "4 candidates take about 12 s on this CPU."
 
 
-def test_the_estimate_says_which_number_it_cannot_use(service):
-    actions = named_actions(service)
-    assert "8 candidates take" in actions.estimate(8, None, 1)
-    assert "“Candidates” must be a whole number from 1 to 128." in actions.estimate(None, 4, 1)
-    assert "“Guidance” must be a number from 1 to 8." in actions.estimate(8, 4, None)
-
-
 def test_a_later_visitor_gets_what_the_machine_has_shown_since(service):
     service.latency = LatencyModel(4, {8: 9.0, 64: 72.0})
     before = named_actions(service).greet()
@@ -367,13 +263,30 @@ def test_the_foot_tells_size_and_grid(generator):
     assert "16 codes" in views.facts(generator)
 
 
-@pytest.mark.parametrize("seed", [str(2**53), "9" * 5000])
-def test_a_seed_in_the_address_that_the_box_cannot_hold_exactly_is_refused(service, seed):
-    tab = SimpleNamespace(query_params={"prompt": "a red heart", "seed": seed}, session_hash="tab")
+@pytest.mark.parametrize("seed", [str(2**53), "9" * 5000, "abc", "-1", "1.5", ""])
+@pytest.mark.parametrize("prompt", [{"prompt": "a red heart"}, {}])
+def test_a_seed_in_the_address_that_the_box_cannot_hold_exactly_is_refused(service, prompt, seed):
+    tab = SimpleNamespace(query_params={**prompt, "seed": seed}, session_hash="tab")
     [only] = named_actions(service).open(tab, False, *WISH.values())
-    assert only["prompt"] == "a red heart"
-    assert "seed is larger than 9007199254740991, the largest that the seed box holds exactly." in only["status"]
-    assert "seed" not in only
+    assert "The seed in the address must be a whole number from 0 to 9007199254740991." in only.pop("status")
+    assert only == prompt
+
+
+def test_a_seed_in_the_address_without_a_prompt_is_kept_for_the_next(service):
+    tab = SimpleNamespace(query_params={"seed": "3"}, session_hash="tab")
+    assert list(named_actions(service).open(tab, True, *WISH.values())) == [{"seed": 3, "new_seed": False}]
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_kept_seed_promises_the_same_pictures_unless_they_began_with_given_rows(service, rows):
+    codes = service.generator("a red heart", num_images=1)[0].codes
+    start = codes[: 4 * rows] if rows else None
+    *_, drawn = service.draw(Request("a red heart", Settings(num_images=2, seed=3), start))
+    kept = named_actions(service).keep_seed(drawn)
+    assert (kept["seed"], kept["new_seed"]) == (3, False)
+    assert "Seed 3 is kept" in kept["status"]
+    assert ("draw the same pictures again" in kept["status"]) == (rows == 0)
+    assert ("but not the upper rows of these pictures" in kept["status"]) == (rows == 2)
 
 
 def test_the_largest_seed_of_the_box_may_come_from_the_address(service):
