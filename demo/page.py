@@ -1,5 +1,6 @@
 """The prompt page: its layout, and which event calls which action."""
 
+import json
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +147,9 @@ def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) 
     quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     drawing = {**slow, "trigger_mode": "multiple"}
     values = [parts.prompt, parts.new_seed, *inputs.values()]
+    # Runs in the browser, which may have no connection left for this tab: it opens few to one host.
+    asked = [parts.prompt.submit, parts.draw.click, parts.more.click, examples.dataset.click]
+    gr.on(asked, None, None, parts.status, js=f"() => {json.dumps(views.asked())}", **quick)
     gr.on([parts.prompt.submit, parts.draw.click], actions.draw, values, shown, **drawing)
     examples.load_input_event.then(actions.draw, values, shown, **drawing)
     liked = [parts.prompt, parts.drawn, parts.chosen, *inputs.values()]

@@ -70,6 +70,12 @@ def default_count(service: DrawingService) -> str:
     return f"by default {count} candidates, about {duration(seconds)} ({why})"
 
 
+def asked() -> str:
+    """What a browser shows until the server answers."""
+    hint = "Other tabs may hold this browser's connections: wait for their pictures, or close some tabs."
+    return f'<div class="status asked" role="status">Waiting for the server. <span class="later">{hint}</span></div>'
+
+
 def waiting(event: Queued) -> str:
     place = "You are next" if event.line == 1 else f"You are number {event.line} in line"
     return line(f"{place}; your turn comes in about {duration(event.seconds)}.", kind="status wait")

@@ -31,8 +31,8 @@ SCRIPT = """() => {
         if (event.key === "Escape") document.querySelector("#stop:not(:disabled)")?.click();
     });
     setInterval(() => {
-        const drawing = () => document.querySelector("#stop:not(:disabled)") &&
-            document.querySelector("#status .status:not(.mistake)");
+        const drawing = () => document.querySelector(
+            "#status .asked, body:has(#stop:not(:disabled)) #status .status:not(.mistake)");
         if (drawing()) fetch(location.href, {method: "HEAD"}).catch(() => {
             const line = drawing();
             if (!line) return;
