@@ -1,6 +1,6 @@
 """The calculator's page: a model, its settings, and stacked bars of its memory with and without them."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import gradio as gr
@@ -21,10 +21,13 @@ from demo.calculator.switches import (
     report_with,
     sharing_choices,
 )
+from demo.controls import Field
 from training.run.subjects import find_subject
 
 GPU_GB = 8.0
-MOST_BATCH = 1_000_000
+GPU = Field("GPU memory, GB", 1, 10_000, step=0.1)
+BATCH = Field("Batch", 1, 1_000_000)
+TOKENS = Field("Tokens per sample", 1, 1_000_000)
 LONGEST_RECIPE = 20_000  # characters
 BEFORE, AFTER, HOST = "plain", "as chosen", "on the CPU"
 COLOURS = {
@@ -55,10 +58,10 @@ def add_calculator(name: str = "paper") -> None:
     with gr.Row():
         choices = [(title(known), known) for known in names]
         model = gr.Dropdown(choices, value=name, label="Model", scale=3, min_width=240, elem_id="model")
-        gpu = gr.Number(GPU_GB, label="GPU memory, GB", minimum=1, maximum=10_000, min_width=110, elem_id="gpu")
-        whole: dict[str, Any] = {"precision": 0, "minimum": 1, "min_width": 110}
-        batch = gr.Number(subject.setup.batch, label="Batch", maximum=MOST_BATCH, elem_id="batch", **whole)
-        tokens = gr.Number(**tokens_of(name), label="Tokens per sample", elem_id="tokens", **whole)
+        positive: dict[str, Any] = {"minimum": 1, "min_width": 110}
+        gpu = gr.Number(GPU_GB, label=GPU.label, maximum=GPU.highest, elem_id="gpu", **positive)
+        batch = gr.Number(subject.setup.batch, label=BATCH.label, maximum=BATCH.highest, elem_id="batch", **positive)
+        tokens = gr.Number(**tokens_of(name), label=TOKENS.label, elem_id="tokens", **positive)
     with gr.Row():
         info = "bf16 and fp16 are mixed precision"
         precision = gr.Radio(list(PRECISIONS), value=default.precision, label="Precision", info=info)
@@ -72,7 +75,7 @@ def add_calculator(name: str = "paper") -> None:
         sharing = gr.Dropdown(sharing_choices(name), value=default.sharing, label="Sharing", info=info)
         info = "LAMB's statistics on the CPU"
         offload = gr.Checkbox(default.offload, label="Offload", info=info, min_width=160, elem_id="offload")
-    said, data, table, most = show(name, GPU_GB, subject.setup.batch, None, *astuple(default))
+    said, data, table, most = show(name, GPU_GB, subject.setup.batch, subject.tokens, *astuple(default))
     summary = gr.Markdown(said, elem_id="summary")
     plot = gr.BarPlot(
         data,
@@ -125,9 +128,9 @@ def tokens_of(name: str) -> dict[str, Any]:
 
 def change_model(name: str, gpu_gb: float) -> list[Any]:
     """The default settings of another model, and what they cost."""
-    default, batch = default_switches(name), find_subject(name).setup.batch
+    default, subject = default_switches(name), find_subject(name)
     fields = [
-        batch,
+        subject.setup.batch,
         gr.update(**tokens_of(name)),
         default.precision,
         default.optimizer,
@@ -135,7 +138,7 @@ def change_model(name: str, gpu_gb: float) -> list[Any]:
         gr.update(choices=activation_choices(name), value=default.activations),
         gr.update(choices=sharing_choices(name), value=default.sharing),
     ]
-    return [*fields, *show(name, gpu_gb, batch, None, *astuple(default))]
+    return [*fields, *show(name, gpu_gb, subject.setup.batch, subject.tokens, *astuple(default))]
 
 
 def add_recipe(text: str, gpu_gb: float) -> list[Any]:
@@ -151,14 +154,15 @@ def add_recipe(text: str, gpu_gb: float) -> list[Any]:
 
 
 def show(
-    name: str, gpu_gb: float | None, batch: int | None, tokens: int | None, *fields: Any
+    name: str, gpu_gb: float | None, batch: float | None, tokens: float | None, *fields: Any
 ) -> tuple[str, pd.DataFrame | None, str, str]:
     """Summary, bars, table of kinds and table of what the GPU holds; after a mistake, a summary that names it alone."""
-    switches = Switches(*fields)
-    lengths = {"batch": batch, "tokens": tokens if isinstance(find_subject(name).model, TransformerShape) else None}
+    switches, model = Switches(*fields), find_subject(name).model
     try:
-        if gpu_gb is None:
-            raise UserError("enter the GPU's memory in GB")
+        gpu_gb = GPU.read(gpu_gb)
+        lengths = {"batch": BATCH.read(batch)}
+        if isinstance(model, TransformerShape):
+            lengths["tokens"] = replace(TOKENS, highest=model.learnt_positions or TOKENS.highest).read(tokens)
         plain, chosen = (report_with(name, each, gpu_gb, **lengths) for each in (PLAIN, switches))
         shown = columns(plain, chosen)
         return summarise(plain, chosen), bars(shown), kinds_table(shown), holds_table(gpu_gb, switches)

@@ -76,6 +76,19 @@ def test_switches_change_the_bars_the_batch_and_the_table(visit):
     assert page.get_by_label("fp32").is_checked()
 
 
+def test_an_empty_or_wrong_number_is_said_and_the_terminal_stays_quiet(visit, capfd):
+    page = visit()
+    choose(page, "gpt2")
+    fields = {"gpu": "GPU memory, GB", "batch": "Batch", "tokens": "Tokens per sample"}
+    for field, label in fields.items():
+        for wrong in ("", "0", "1e30"):
+            page.locator(f"#{field} input").fill(wrong)
+            page.locator("#summary").get_by_text(f"Not possible: “{label}” must be a").wait_for()
+            page.locator(f"#{field} input").fill("8")
+            page.locator("#summary").get_by_text("gpt2, batch").wait_for()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_what_the_trainer_refuses_is_a_sentence_and_the_page_goes_on(visit):
     page = visit()
     page.get_by_label("fp16", exact=True).check()

@@ -74,19 +74,33 @@ def test_every_offered_choice_has_a_price(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu_gb", "batch", "switches", "words"),
+    ("name", "switches", "words"),
     [
-        ("gpt2", 8, 1, Switches(offload=True), "only LAMB can be offloaded"),
-        ("gpt2", None, 1, PLAIN, "enter the GPU's memory"),
-        ("gpt2", -1, 1, PLAIN, "a GPU of -1 GB"),
-        ("gpt2", 8, -1, PLAIN, "batch=-1"),
-        ("paper", 8, 1, Switches(precision="fp16"), "gradient scales need"),
-        ("paper", 8, 1, Switches(precision="bf16-weights"), "only lamb keeps"),
+        ("gpt2", Switches(offload=True), "only LAMB can be offloaded"),
+        ("paper", Switches(precision="fp16"), "gradient scales need"),
+        ("paper", Switches(precision="bf16-weights"), "only lamb keeps"),
     ],
 )
-def test_what_cannot_be_is_said_without_figures(name, gpu_gb, batch, switches, words):
-    said, *figures = show(name, gpu_gb, batch, None, *dataclasses.astuple(switches))
+def test_what_cannot_be_is_said_without_figures(name, switches, words):
+    said, *figures = show(name, 8, 1, 128, *dataclasses.astuple(switches))
     assert words in said
+    assert figures == [None, "", ""]
+
+
+GPU, BATCH = "“GPU memory, GB” must be a number from 1 to 10000", "“Batch” must be a whole number from 1 to 1000000"
+TOKENS = "“Tokens per sample” must be a whole number from 1 to"
+
+
+@pytest.mark.parametrize("wrong", [None, 0, -1, 1e30, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("name", "place", "words"),
+    [("gpt2", 0, GPU), ("gpt2", 1, BATCH), ("gpt2", 2, f"{TOKENS} 1024"), ("t5-large", 2, f"{TOKENS} 1000000")],
+)
+def test_a_number_that_does_not_fit_its_field_is_named_by_the_fields_label(name, place, words, wrong):
+    numbers = [8, 1, 128]
+    numbers[place] = wrong
+    said, *figures = show(name, *numbers, *dataclasses.astuple(PLAIN))
+    assert said == f"**Not possible:** {words}"
     assert figures == [None, "", ""]
 
 
@@ -117,14 +131,14 @@ def test_a_visitors_recipe_costs_what_the_same_file_costs():
 
 
 def test_tokens_count_for_published_models_and_are_fixed_in_a_dall_e():
-    long, short = (show("gpt2", 8, 1, tokens, *dataclasses.astuple(PLAIN))[0] for tokens in (None, 256))
+    long, short = (show("gpt2", 8, 1, tokens, *dataclasses.astuple(PLAIN))[0] for tokens in (1024, 256))
     assert "1024 tokens" in long
     assert "256 tokens" in short
     assert "1280 tokens" in show("paper", 8, 1, 256, *dataclasses.astuple(PLAIN))[0]
 
 
 def test_the_bars_add_up_to_what_is_said():
-    said, bars, kinds, holds = show("gpt2-large", 11, 2, None, *dataclasses.astuple(Switches(precision="bf16")))
+    said, bars, kinds, holds = show("gpt2-large", 11, 2, 1024, *dataclasses.astuple(Switches(precision="bf16")))
     plain = report_with("gpt2-large", PLAIN, 11.0, batch=2)
     sums = bars.groupby("where")["GB"].sum()
     assert sums["plain"] == pytest.approx(plain.cost.peak_bytes / 1e9)
