@@ -24,6 +24,8 @@ except KeyboardInterrupt:  # Ctrl+C may come before `main` can catch it
     print("interrupted", file=sys.stderr)
     sys.exit(INTERRUPTED)
 
+MAY_BE_EMPTY = {"--prompt-page", "--publish"}  # '' turns them off
+
 # name: (module:function, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "preprocess": ("preprocessing.commands.preprocess:preprocess", "Turn captioned pictures into shards of codes."),
@@ -123,8 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # GNU OpenMP reads it when torch is imported. By default a thread that waits for another keeps its core for
         # milliseconds, on which the other may have to wait in turn where programs share the cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    owners = {before for before, argument in pairwise(["", *arguments]) if argument == ""}
-    if owners - {"--prompt-page"}:  # which may be empty; an empty folder would be the current one
+    empty = {before for before, argument in pairwise(["", *arguments]) if argument == ""}
+    empty |= {argument[:-1] for argument in arguments if argument.startswith("--") and argument.endswith("=")}
+    if empty - MAY_BE_EMPTY:  # an empty folder would be the current one
         error("an argument is empty; give it a value or leave it out (from a variable that is not set?)")
         sys.exit(2)
     command_name = next((argument for argument in arguments if not argument.startswith("-")), None)

@@ -237,3 +237,18 @@ def test_waiting_threads_leave_their_core_soon_unless_the_user_says_otherwise(mo
     with pytest.raises(SystemExit):
         main(["--help"])
     assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+@pytest.mark.parametrize("arguments", [["train", "shards", ""], ["generate", "a cat", "--out="], ["pack", "", "out"]])
+def test_an_empty_argument_is_no_folder(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("error: an argument is empty")
+
+
+@pytest.mark.parametrize("arguments", [["--publish", ""], ["--publish="], ["--prompt-page", "", "--page"]])
+def test_an_option_that_turns_something_off_may_be_empty(arguments, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["host", str(tmp_path / "run"), *arguments])
+    assert "holds no run yet" in capsys.readouterr().err

@@ -81,7 +81,7 @@ class Checkpointer:
         self.measured_step = 0
         self.saved_step = 0
         self.away_s = 0.0
-        """Time since the restored checkpoint was saved."""
+        """Time since the restored checkpoint of this run was saved."""
         self.loss_guard = LossGuard()
         self.go_back_to: int | None = None
         """The step of the checkpoint to roll back to, once the held-out loss has risen too far."""
@@ -98,7 +98,8 @@ class Checkpointer:
             for checkpoint in saved:
                 self.loss_guard.limit(checkpoint.heldout_loss)
             restored = next(checkpoint for checkpoint in saved if checkpoint.step == found[0])
-            self.away_s = max(0.0, time.time() - restored.saved_at)
+            if restored.run == self.settings.run_id:  # after a rollback nobody can have trained since
+                self.away_s = max(0.0, time.time() - restored.saved_at)
             if math.isnan(restored.heldout_loss) and self.heldout is not None:
                 self.copy.model.load_state_dict(model.state_dict())
                 self.start_worker(self.measure_restored, found[0], self.heldout)

@@ -119,7 +119,6 @@ def make_run(
             vqgan = init / "vqgan"
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
-            host_config = dataclasses.replace(host_config, vqgan=str(vqgan.resolve()))
         host_config = dataclasses.replace(host_config, vqgan_fingerprint=shards.info.vqgan)
         swarm = SwarmSection(
             name=name or slug(run_dir),
@@ -136,6 +135,8 @@ def make_run(
         settings, write = with_tokenizer(run_dir, before, settings, shards, tokenizer, init)
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
+    if vqgan is not None:
+        host_config = dataclasses.replace(host_config, vqgan=str(vqgan.resolve()))
     # Only now is anything written: what is refused above leaves no trace in the folder.
     if write is not None:
         write()

@@ -71,8 +71,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         """The members of the latest groups in which this peer averaged gradients."""
         self.away_s = 0.0
         """How long a donor was away before it started; 0 once it has caught up with the trainers."""
-        self.noticed: set[str] = set()
-        """What a donor has said of the last step, once."""
+        self.noticed: set[tuple[int, str]] = set()
+        """The kinds of notices about the last step that a donor has given, by its own step."""
         self.swarm_samples = 0
         """Samples of all peers in the steps that this one has taken, as far as it knew."""
         super().__init__(**options)
@@ -165,16 +165,13 @@ class SwarmOptimizer(hivemind.Optimizer):
             known = self.tracker.global_progress
             samples = known.samples_accumulated if known.epoch == self.local_epoch else self.target_batch_size
             self.swarm_samples += max(samples, self.grad_averager.local_samples_accumulated)
-        # Nobody looks for a group for an earlier step any more. For the last one, trainers may still do.
-        if self.missed_last_steps > 1 and self.fetch_last_state():
-            return
         try:
             super()._update_global_epoch(grad_scaler)
         except NoGroup:  # the next group brings the others' step and weights
             if self.scheduled_state is not None:
                 self.scheduled_state.cancel()
                 self.scheduled_state = None
-            if self.missed_last_steps == 1:  # there is no next group
+            if self.missed_last_steps:  # there is no next group
                 self.fetch_last_state()
         self.resyncs_in_row = 0
 
@@ -187,9 +184,10 @@ class SwarmOptimizer(hivemind.Optimizer):
         reported = maybe_step_control.result()
         self.groups.append(frozenset(reported))
         if self.is_donor:
-            if self.local_epoch <= self.tracker.trainers_epoch <= self.local_epoch + 1:
+            others = {peer: epoch for peer, epoch in reported.items() if peer != self.dht.peer_id}
+            if any(epoch in (self.local_epoch, self.local_epoch + 1) for epoch in others.values()):
                 self.away_s = 0.0
-            epoch = epoch_of_trainers({p: e for p, e in reported.items() if p != self.dht.peer_id}, self.local_epoch)
+            epoch = epoch_of_trainers(others, self.local_epoch)
         else:
             epoch = min(epoch_of_group(reported, self.local_epoch, self.tracker.donors), self.tracker.believed_epoch)
         if self.local_epoch < epoch < self.tracker.last_epoch:
@@ -303,8 +301,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         """The steps that a donor is behind most trainers if those have taken the last one, else 0."""
         return self.tracker.last_epoch - self.local_epoch if self.is_donor and self.tracker.run_is_over else 0
 
-    def fetch_last_state(self) -> bool:
-        """Take the last step's state from a trainer that stays for that; returns whether there was a valid one.
+    def fetch_last_state(self) -> None:
+        """Take the last step's state from a trainer that stays for that, if there is a valid one.
 
         A donor that was there all the time can have missed one step only, and one that was away no more than one a
         second: else a single trainer's claim could end the run at any time.
@@ -313,11 +311,12 @@ class SwarmOptimizer(hivemind.Optimizer):
         where = f"this peer is at step {self.local_epoch}, and most trainers are at the last one, {last}"
         if missed > max(1.0, self.away_s):
             self.notice_once(
+                "too many",
                 f"{where}; their state is not taken, as this peer was not away for long enough to miss "
-                f"{counted(missed, 'step')}: {JOIN_AGAIN}"
+                f"{counted(missed, 'step')}: {JOIN_AGAIN}",
             )
-            return False
-        self.notice_once(f"{where}: fetching their state")
+            return
+        self.notice_once("fetching", f"{where}: fetching their state")
         share = self.last_step_share * (last - self.state_averager.state_epoch)
         with self.tracker.pause_updates():
             try:
@@ -329,8 +328,8 @@ class SwarmOptimizer(hivemind.Optimizer):
                     unsigned_share=min(share, self.state_averager.max_shift),
                 )
             except StateRefused as refusal:
-                self.notice_once(f"{where}, but no state of it could be fetched ({refusal}): {JOIN_AGAIN}")
-                return False
+                self.notice_once("refused", f"{where}, but no state of it could be fetched ({refusal}): {JOIN_AGAIN}")
+                return
             for control in (self.scheduled_grads, self.scheduled_state):
                 if control is not None:
                     control.cancel()
@@ -340,12 +339,11 @@ class SwarmOptimizer(hivemind.Optimizer):
             self.tracker.update_epoch(last)
             if not self.client_mode:
                 self.state_averager.state_sharing_priority = last
-        return True
 
-    def notice_once(self, line: str) -> None:
-        """A notice about what is tried again and again."""
-        if line not in self.noticed:
-            self.noticed.add(line)
+    def notice_once(self, kind: str, line: str) -> None:
+        """The first notice of its kind at a step, about what is tried again and again."""
+        if (self.local_epoch, kind) not in self.noticed:
+            self.noticed.add((self.local_epoch, kind))
             self.on_notice(line)
 
     def can_ignore_lone_claim(self) -> bool:

@@ -162,13 +162,14 @@ def test_a_donor_reports_its_step_before_its_first_step_with_the_others(run, set
     assert seen == [8]
 
 
-def test_a_donor_was_away_since_its_checkpoint_was_saved(run, settings):
+@pytest.mark.parametrize(("name", "away_s"), [("", 100.0), ("before-", 0.0)])
+def test_a_donor_was_away_since_a_checkpoint_was_saved_unless_it_was_rolled_back(run, settings, name, away_s):
     checkpointer = make_checkpointer(run, settings, None, [])
     assert checkpointer.checkpoints.save(8, build_model(settings), [], math.nan)
     path = run / "checkpoints/step-000008/checkpoint.json"
-    write_json(path, {**read_json(path), "saved_at": time.time() - 100.0})
+    write_json(path, {**read_json(path), "saved_at": time.time() - 100.0, "run": name + settings.run_id})
     checkpointer.restore(build_model(settings))
-    assert checkpointer.away_s == pytest.approx(100.0, abs=10.0)
+    assert checkpointer.away_s == pytest.approx(away_s, abs=10.0)
 
 
 EVERY_STEP = ScheduleRecipe(total_steps=STEPS, warmup_steps=0, checkpoint_every=1)

@@ -13,7 +13,7 @@ from dalle_lean.io.files import read_json, write_json
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from tests.training.conftest import write_shards
-from tests.training.swarm.host.small_run import make, run_program
+from tests.training.swarm.host.small_run import ON_LOOPBACK, make, run_program
 from training.commands.host import who_joins
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
@@ -89,6 +89,13 @@ def test_a_vqgan_that_a_given_model_gets_later_goes_into_the_checkpoints(shards,
     for _ in range(2):
         assert make(tmp_path / "run", shards, init=model) == first
         assert HostConfig.load(tmp_path / "run").vqgan == str(model / "vqgan")
+
+
+def test_a_vqgan_named_when_a_run_goes_on_goes_into_the_checkpoints(shards, tmp_path):
+    settings = make(tmp_path / "run", shards)
+    vqgan = tmp_path / "vqgan"
+    run_setup.make_run(tmp_path / "run", None, settings.recipe, vqgan=vqgan, on_notice=print, **ON_LOOPBACK)
+    assert HostConfig.load(tmp_path / "run").vqgan == str(vqgan)
 
 
 def test_a_run_that_began_with_new_weights_hashes_no_model(shards, given_model, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ class History:
         self.run_id: str | None = saved["run_id"]
         self.looks: int = saved["looks"]
         self.points: list[Point] = saved["points"]
-        self.host_step: int = saved.get("host_step", 0)
+        self.host_step = int(saved.get("host_step", (self.points or [[0, 0]])[-1][1] or 0))
         """The latest step that the run's donors were seen at."""
         self.open: list[Point] = []  # observations of the next point
 

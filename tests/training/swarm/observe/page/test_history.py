@@ -1,6 +1,7 @@
 """The history of a run."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,16 @@ def test_a_history_goes_on_after_a_restart(tmp_path):
     look(again, [2001])
     assert again.columns()["step"] == [*history.columns()["step"][: len(history.points)], 2001]
     assert set(again.columns()) == set(COLUMNS)
+
+
+def test_a_history_of_an_earlier_version_ends_at_its_last_step(tmp_path):
+    history = History(tmp_path / "history.json")
+    look(history, [12], host_step=None)
+    history.save()
+    saved = json.loads(history.path.read_text())
+    del saved["host_step"]
+    history.path.write_text(json.dumps(saved))
+    assert History(history.path).host_step == 12
 
 
 def test_one_mad_look_among_many_leaves_no_trace(tmp_path):
