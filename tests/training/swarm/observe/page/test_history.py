@@ -50,7 +50,7 @@ def test_a_history_goes_on_after_a_restart(tmp_path):
 
 def test_a_history_of_an_earlier_version_ends_at_its_last_step(tmp_path):
     history = History(tmp_path / "history.json")
-    look(history, [12], host_step=None)
+    look(history, [12])
     history.save()
     saved = json.loads(history.path.read_text())
     del saved["host_step"]
