@@ -126,7 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # milliseconds, on which the other may have to wait in turn where programs share the cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     empty = {before for before, argument in pairwise(["", *arguments]) if argument == ""}
-    empty |= {argument[:-1] for argument in arguments if argument.startswith("--") and argument.endswith("=")}
+    options = (argument.partition("=") for argument in arguments if argument.startswith("--"))
+    empty |= {name for name, sign, value in options if sign and not value}
     if empty - MAY_BE_EMPTY:  # an empty folder would be the current one
         error("an argument is empty; give it a value or leave it out (from a variable that is not set?)")
         sys.exit(2)

@@ -252,3 +252,10 @@ def test_an_option_that_turns_something_off_may_be_empty(arguments, capsys, tmp_
     with pytest.raises(SystemExit):
         main(["host", str(tmp_path / "run"), *arguments])
     assert "holds no run yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", ["what is 1 + 1 =", "--code=QUJD="])
+def test_what_only_ends_in_an_equals_sign_is_not_empty(prompt, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["join", prompt, str(tmp_path / "no swarm.toml")])
+    assert "an argument is empty" not in capsys.readouterr().err

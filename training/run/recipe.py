@@ -137,13 +137,6 @@ class ScheduleRecipe:
             total_steps=self.total_steps,
         )
 
-    def at(self, step: int) -> tuple[float, tuple[int, int] | None]:
-        """The learning rate of a step, and the lengths of its samples; None if they are whole."""
-        stage = next(
-            ((text_len, side) for until_step, text_len, side in self.length_warmup if step <= until_step), None
-        )
-        return self.learning_rate(step), stage
-
     def check_lengths(self, config: DalleConfig) -> None:
         """ValueError if a stage of `length_warmup` exceeds the model's captions or pictures."""
         for until_step, text_len, image_side in self.length_warmup:

@@ -16,6 +16,12 @@ from tests.compiled_code import ROOT
 pytestmark = pytest.mark.skipif(kernels() is None, reason="numba cannot be used")
 INPUTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 WEIGHTS = {**INPUTS, "int8": torch.int8}
+# By torch, not by the kernel's own look at the processor.
+HAS_INSTRUCTIONS = {
+    "fp32": torch.backends.cpu.get_cpu_capability() != "DEFAULT",
+    "bf16": torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported(),
+    "int8": torch.cpu._is_vnni_supported(),
+}
 
 
 @pytest.fixture(params=INPUTS)
@@ -24,6 +30,7 @@ def layer(request):
     torch.manual_seed(0)  # so that no number lies between two roundings
     weight, bias = torch.randn(96, 52), torch.randn(96)
     if not kernels().multiplies(weight.shape, WEIGHTS[request.param]):
+        assert not HAS_INSTRUCTIONS[request.param]
         pytest.skip(f"on this processor torch multiplies {request.param}")
     packed = pack_dense(weight, bias, request.param)
     assert isinstance(packed, PanelLinear)
