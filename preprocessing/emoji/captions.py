@@ -79,14 +79,23 @@ def scene_caption(
     return random.choice((f"{thing} {where}{on}", f"{thing}{on}, {where}"))
 
 
-def pair_caption(first: str, second: str, relation: str, ground: str, random: Random) -> str:
-    """A caption of two things, `first` standing in `relation` to `second`."""
+def pair_caption(
+    first: str,
+    second: str,
+    relation: str,
+    ground: str,
+    random: Random,
+    paints: tuple[str | None, str | None] = (None, None),
+) -> str:
+    """A caption of two things, `first` standing in `relation` to `second`, each painted in its colour of `paints`."""
+    (first, paint), (second, other_paint) = zip((first, second), paints, strict=True)
     if random.random() < 0.5:
-        first, second, relation = second, first, OPPOSITES[relation]
+        first, paint, second, other_paint, relation = second, other_paint, first, paint, OPPOSITES[relation]
     words = random.choice(RELATIONS[relation])
-    return f"{mention(first, random)} {words} {mention(second, random)}{on_ground(ground, random)}"
+    named = [mention(name, random, paint=colour) for name, colour in ((first, paint), (second, other_paint))]
+    return f"{named[0]} {words} {named[1]}{on_ground(ground, random)}"
 
 
-def count_caption(many: str, count: int, ground: str, random: Random) -> str:
+def count_caption(many: str, count: int, ground: str, random: Random, paint: str | None = None) -> str:
     """A caption of `count` of a thing whose plural is `many`: "three red apples on a blue ground"."""
-    return f"{random.choice(NUMBERS[count])} {many}{on_ground(ground, random)}"
+    return f"{random.choice(NUMBERS[count])} {f'{paint} {many}' if paint else many}{on_ground(ground, random)}"

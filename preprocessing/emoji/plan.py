@@ -11,8 +11,10 @@ from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
-COPIES = {"plain": 10, "scene": 40, "painted": 18, "pair": 14, "count": 9}
+COPIES = {"plain": 10, "scene": 40, "painted": 18, "pair": 14, "count": 9, "painted-pair": 12, "painted-count": 9}
 """Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in all its colours."""
+SHARE_OF_TWINS = 0.3  # of the painted pairs: one thing in two colours
+SHARE_PAINTED = 0.7  # of the second things of the other painted pairs
 SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times as many
 
 
@@ -51,6 +53,10 @@ def plan_training(
                 several(drawing, many, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)
             ]
         pictures += painted(drawing, held_out, copies["painted"], Random(f"{seed}/painted/{drawing.set}/{name}"))
+        random = Random(f"{seed}/painted pairs/{drawing.set}/{name}")
+        pictures += painted_pairs(drawing, known, held_out, copies["painted-pair"], random)
+        random = Random(f"{seed}/painted counts/{drawing.set}/{name}")
+        pictures += painted_counts(drawing, held_out, copies["painted-count"], random)
     Random(f"{seed}/order").shuffle(pictures)
     random, names = Random(f"{seed}/fillers"), [drawing.thing.name for drawing in known]
     return [
@@ -61,11 +67,41 @@ def plan_training(
 
 def painted(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> Iterator[Picture]:
     """A drawing in colours that it may have in training, on grounds that it may have with them."""
-    name = drawing.thing.name
-    paints = [paint for paint in allowed_paints(drawing.thing) if (name, paint) not in held_out.paints]
-    for i, paint in enumerate(cycled(paints, count, random) if paints else ()):
+    for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
         grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
         yield scene(drawing, "white" if i % 2 else random.choice(grounds), random, paint)
+
+
+def painted_pairs(
+    drawing: Drawing, known: Sequence[Drawing], held_out: HeldOut, count: int, random: Random
+) -> Iterator[Picture]:
+    """A drawing in one of its colours beside itself in another, or beside one of `known`, painted or not."""
+    for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
+        twin = random.random() < SHARE_OF_TWINS
+        second = drawing if twin else random.choice(known)
+        others = [other for other in known_paints(second.thing, held_out) if other != paint]
+        other = random.choice(others) if others and (twin or random.random() < SHARE_PAINTED) else None
+        if second == drawing and other is None:
+            continue
+        of_second = known_grounds(second.thing, held_out)
+        shared = [g for g in known_grounds(drawing.thing, held_out) if g in of_second and g not in (paint, other)]
+        ground = random.choice(shared) if shared and i % 2 else "white"
+        if ground == "white" and contains_words(second.thing.name, "white"):
+            continue
+        picture = pair(drawing, second, ground, random, (paint, other))
+        if held_out.reason(picture.things, picture.sets, ground) is None:
+            yield picture
+
+
+def painted_counts(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> Iterator[Picture]:
+    """Two to four of a drawing, if it can be counted, all in one of its colours."""
+    many = plural(drawing.thing.name)
+    if many is None:
+        return
+    for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
+        grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
+        ground = "white" if i % 2 else random.choice(grounds)
+        yield several(drawing, many, 2 + i % 3, ground, random, paint)
 
 
 def plan_held_out(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int = 400) -> list[Picture]:
@@ -98,6 +134,10 @@ def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int
         known = [d for d in things[name] if (name, d.set) not in held_out.drawings]
         grounds = [ground for ground in known_grounds(known[0].thing, held_out) if ground != paint]
         yield scene(random.choice(known), random.choice([*grounds, "white"]), random, paint)
+        random = Random(f"{seed}/held out/painted count/{name}/{paint}")
+        if many := plural(name):
+            ground = random.choice([*grounds, "white"])
+            yield several(random.choice(known), many, random.choice((2, 3, 4)), ground, random, paint)
     yield from _held_out_pairs(drawings, held_out, seed, num_pairs)
 
 
@@ -120,6 +160,11 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         yield pair(first, second, random.choice([*shared, "white"]), random)
 
 
+def known_paints(thing: Thing, held_out: HeldOut) -> list[str]:
+    """The colours in which training may paint a thing."""
+    return [paint for paint in allowed_paints(thing) if (thing.name, paint) not in held_out.paints]
+
+
 def known_grounds(thing: Thing, held_out: HeldOut) -> list[str]:
     """The grounds that training may show behind a thing."""
     return [ground for ground in allowed_grounds(thing) if (thing.name, ground) not in held_out.grounds]
@@ -131,7 +176,7 @@ def safe_tags(thing: Thing, held_out: HeldOut) -> tuple[str, ...]:
     return tuple(tag for tag in thing.tags if not any(contains_words(tag, name) for name in held_out.concepts))
 
 
-def cycled(grounds: Sequence[str], count: int, random: Random) -> list[str]:
-    """`count` grounds, each as often as the others."""
-    order = random.sample(grounds, len(grounds))
-    return [order[i % len(order)] for i in range(count)]
+def cycled(colours: Sequence[str], count: int, random: Random) -> list[str]:
+    """`count` colours, each as often as the others; none of none."""
+    order = random.sample(colours, len(colours))
+    return [order[i % len(order)] for i in range(count)] if order else []

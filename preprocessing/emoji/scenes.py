@@ -62,7 +62,7 @@ class Picture:
     """One picture to draw, and what is true of it."""
 
     kind: str
-    """"plain", "scene", "painted", "pair" or "count"."""
+    """One of `plan.COPIES`."""
     text: str
     placed: tuple[Placed, ...]
     ground: str
@@ -141,15 +141,22 @@ def at(drawing: Drawing, size: str, place: str, paint: str | None = None) -> Pla
     return Placed(drawing=drawing, cells=cells, corner=(across, down), paint=paint)
 
 
-def pair(first: Drawing, second: Drawing, ground: str, random: Random) -> Picture:
-    """Two small things side by side or one above the other; `place` tells where the first stands."""
+def pair(
+    first: Drawing,
+    second: Drawing,
+    ground: str,
+    random: Random,
+    paints: tuple[str | None, str | None] = (None, None),
+) -> Picture:
+    """Two small things side by side or one above the other, each painted in its colour of `paints`; `place` tells
+    where the first stands."""
     relation = random.choice(("left of", "right of", "left of", "right of", "above", "below"))
     return Picture(
-        kind="pair",
-        text=pair_caption(first.thing.name, second.thing.name, relation, ground, random),
+        kind="painted-pair" if any(paints) else "pair",
+        text=pair_caption(first.thing.name, second.thing.name, relation, ground, random, paints),
         placed=tuple(
-            Placed(drawing=drawing, cells=SIZES["small"], corner=corner)
-            for drawing, corner in zip((first, second), PAIR_CORNERS[relation], strict=True)
+            Placed(drawing=drawing, cells=SIZES["small"], corner=corner, paint=paint)
+            for drawing, corner, paint in zip((first, second), PAIR_CORNERS[relation], paints, strict=True)
         ),
         ground=ground,
         size=None,
@@ -157,12 +164,14 @@ def pair(first: Drawing, second: Drawing, ground: str, random: Random) -> Pictur
     )
 
 
-def several(drawing: Drawing, many: str, count: int, ground: str, random: Random) -> Picture:
-    """Two to four small copies of a thing whose plural is `many`."""
+def several(drawing: Drawing, many: str, count: int, ground: str, random: Random, paint: str | None = None) -> Picture:
+    """Two to four small copies of a thing whose plural is `many`, all of one colour if `paint` is given."""
     return Picture(
-        kind="count",
-        text=count_caption(many, count, ground, random),
-        placed=tuple(Placed(drawing=drawing, cells=SIZES["small"], corner=corner) for corner in COUNT_CORNERS[count]),
+        kind="painted-count" if paint else "count",
+        text=count_caption(many, count, ground, random, paint),
+        placed=tuple(
+            Placed(drawing=drawing, cells=SIZES["small"], corner=corner, paint=paint) for corner in COUNT_CORNERS[count]
+        ),
         ground=ground,
         size=None,
         place=None,

@@ -8,7 +8,7 @@ import pytest
 from dalle_lean.errors import UserError
 from preprocessing.emoji.__main__ import read_copies
 from preprocessing.emoji.heldout import hold_out
-from preprocessing.emoji.names import contains_words
+from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.plan import COPIES, plan_held_out, plan_training
 from preprocessing.emoji.sets import CODE_POINT_SETS, read_drawings, read_things
 
@@ -62,7 +62,7 @@ def test_no_held_out_ground_is_behind_its_thing_in_training_but_both_are_seen_ap
 
 
 def test_no_thing_is_painted_in_its_held_out_colour_in_training_but_both_are_seen_apart(training, held_out):
-    seen = {(thing, picture.paint) for picture in training for thing in picture.things if picture.paint}
+    seen = {(placed.drawing.thing.name, placed.paint) for picture in training for placed in picture.placed}
     assert held_out.paints
     assert not held_out.paints & seen
     assert {thing for thing, _ in held_out.paints} <= {thing for thing, _ in seen}
@@ -74,6 +74,29 @@ def test_a_painted_thing_is_named_with_its_colour_and_is_not_on_it(training, kep
     assert painted
     for picture in painted:
         assert contains_words(picture.text, f"{picture.paint} {picture.things[0]}"), picture.text
+        assert picture.ground != picture.paint
+
+
+def test_things_painted_in_a_pair_are_each_named_with_their_colour_and_on_another_ground(training):
+    pairs = [picture for picture in training if picture.kind == "painted-pair"]
+    twins = [picture for picture in pairs if len(picture.things) == 1]
+    assert 0.1 < len(twins) / len(pairs) < 0.7
+    for picture in pairs:
+        first, second = picture.placed
+        assert first.paint
+        assert first.paint != second.paint
+        assert picture.ground not in (first.paint, second.paint)
+        assert contains_words(picture.text, f"{first.paint} {first.drawing.thing.name}"), picture.text
+        if second.paint:
+            assert contains_words(picture.text, f"{second.paint} {second.drawing.thing.name}"), picture.text
+
+
+def test_things_painted_and_counted_are_all_of_the_colour_that_the_caption_names(training):
+    counted = [picture for picture in training if picture.kind == "painted-count"]
+    assert {len(picture.placed) for picture in counted} == {2, 3, 4}
+    for picture in counted:
+        assert {placed.paint for placed in picture.placed} == {picture.paint}
+        assert contains_words(picture.text, f"{picture.paint} {plural(picture.things[0])}"), picture.text
         assert picture.ground != picture.paint
 
 
@@ -105,11 +128,13 @@ def test_copies_multiply_the_pictures_of_every_kind(drawings, held_out, training
     twice = {kind: 2 * number for kind, number in COPIES.items()}
     doubled = Counter(picture.kind for picture in plan_training(drawings, held_out, seed=0, copies=twice))
     once = Counter(picture.kind for picture in training)
-    assert all(doubled[kind] == 2 * once[kind] for kind in once if kind != "pair")
-    assert once["pair"] < doubled["pair"] < 4 * once["pair"]  # held-out pairs that come up are left out
+    # Held-out pairs that come up are left out.
+    pairs = ("pair", "painted-pair")
+    assert all(doubled[kind] == 2 * once[kind] for kind in once if kind not in pairs)
+    assert all(once[kind] < doubled[kind] < 4 * once[kind] for kind in pairs)
 
 
-@pytest.mark.parametrize("kind", ["plain", "scene", "painted", "count"])
+@pytest.mark.parametrize("kind", ["plain", "scene", "painted", "count", "painted-count"])
 def test_copies_of_a_kind_change_that_kind_alone(drawings, held_out, training, kind):
     once = Counter(picture.kind for picture in training)
     more = Counter(p.kind for p in plan_training(drawings, held_out, 0, {**COPIES, kind: 3 * COPIES[kind]}))
@@ -125,7 +150,7 @@ def test_fillers_change_that_share_of_the_captions_and_nothing_else(drawings, he
 
 
 def test_copies_are_read_by_kind():
-    assert read_copies("scene=3, pair=0") == {"plain": 0, "scene": 3, "painted": 0, "pair": 0, "count": 0}
+    assert read_copies("scene=3, painted-pair=0") == dict.fromkeys(COPIES, 0) | {"scene": 3}
 
 
 @pytest.mark.parametrize("text", ["2", "scene", "scene=", "scene=-1", "ship=3", "", "scene=0", "pair=1,pair=2"])

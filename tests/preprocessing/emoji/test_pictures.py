@@ -92,6 +92,20 @@ def test_of_two_things_the_first_stands_where_the_caption_says():
         assert [relation for relation, holds in true.items() if holds] == [picture.place]
 
 
+def test_of_two_painted_things_each_stands_in_its_colour_where_the_caption_says():
+    for i in range(50):
+        picture = pair(WHITE, GREY, "white", Random(i), ("blue", "red"))
+        red, _, blue = pixels(picture).transpose(2, 0, 1)
+        (across1, down1), (across2, down2) = middle(blue > red + 60), middle(red > blue + 60)
+        true = {
+            "left of": across1 < across2 - 0.3,
+            "right of": across1 > across2 + 0.3,
+            "above": down1 < down2 - 0.3,
+            "below": down1 > down2 + 0.3,
+        }
+        assert [relation for relation, holds in true.items() if holds] == [picture.place]
+
+
 def test_a_plain_drawing_is_whole_and_on_white():
     drawing = square("brick", "#d00")
     for i in range(10):
