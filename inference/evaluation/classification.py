@@ -28,6 +28,7 @@ from inference.evaluation.stats import Proportion
 
 CANDIDATES = 200
 HELD_OUT_PAIRS = "on grounds and in colours it was never seen in"
+HELD_OUT_COUNTS = "two to four times in a colour it was never seen in"
 
 
 class PromptKind(NamedTuple):
@@ -99,14 +100,15 @@ def choose_thing_questions(folder: Path, of_each: int, seed: int) -> dict[str, l
     return {name: questions for name, questions in found.items() if questions}
 
 
-def single_thing_samples(attributes: Mapping[str, AttributeAccuracy]) -> Drawn:
-    """Every prompt about one thing, once, with its samples."""
-    asked: dict[str, tuple[Question, Samples]] = {}
-    for found in attributes.values():
+def single_thing_samples(attributes: Mapping[str, AttributeAccuracy]) -> dict[str, Drawn]:
+    """Every prompt about one thing, once, with its samples: those that show it once and those that show it often."""
+    asked: dict[str, dict[str, tuple[Question, Samples]]] = {HELD_OUT_PAIRS: {}, HELD_OUT_COUNTS: {}}
+    for name, found in attributes.items():
+        prompts = asked[HELD_OUT_COUNTS if name == "count" else HELD_OUT_PAIRS]
         for question, samples in zip(found.questions, found.samples, strict=True):
             if len(question.things) == 1:
-                asked.setdefault(question.prompt, (question, samples))
-    return list(asked.values())
+                prompts.setdefault(question.prompt, (question, samples))
+    return {kind: list(prompts.values()) for kind, prompts in asked.items()}
 
 
 def judge_things(

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dalle_lean.images.ground import extent, ground_rgb, pixels, thing_mask
+from dalle_lean.images.ground import SPECK_SHARE, Mask, extent, ground_rgb, pixels, thing_mask
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black")
 SMALL, BIG = 0.45, 0.65
 """A thing is small below the first and big above the second share of its longer side in the picture's."""
 LEAST_SHARE = 0.005  # a colour with a smaller share of the pixels is an edge or a blur, not a thing
+GAP = 0.09  # of the side: things that are counted stand farther apart than the parts of one
 BITS = 5  # upper bits of each channel that index the table of colour names
 
 
@@ -38,6 +39,19 @@ def thing_size(picture: Image.Image) -> str | None:
     if share == 0:
         return None
     return "small" if share < SMALL else "big" if share > BIG else None
+
+
+def thing_count(picture: Image.Image) -> int:
+    """How many things stand apart, in rows, and in each row side by side."""
+    mask = thing_mask(pixels(picture))
+    return sum(len(spans(mask[top:bottom], axis=1)) for top, bottom in spans(mask, axis=0))
+
+
+def spans(mask: Mask, axis: int) -> list[tuple[int, int]]:
+    """(first, last + 1) of the rows (axis 0) or columns (axis 1) between gaps in which there are but specks."""
+    places = np.flatnonzero(mask.mean(axis=1 - axis) > SPECK_SHARE)
+    cuts = np.flatnonzero(np.diff(places) > GAP * mask.shape[axis]) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(places, cuts) if len(run)]
 
 
 def colour_centre(picture: Image.Image, colour: str) -> tuple[float, float] | None:

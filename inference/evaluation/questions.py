@@ -9,9 +9,10 @@ from typing import Any
 from PIL import Image
 
 from inference.evaluation.captions import Line, drawing_path, read_lines, sample
-from inference.evaluation.pixels import COLOURS, colour_centre, ground_colour, thing_colour, thing_size
+from inference.evaluation.pixels import COLOURS, colour_centre, ground_colour, thing_colour, thing_count, thing_size
 
 SIDES = ("left of", "right of")
+PAINTED_COUNT = "painted-count"  # the kind of the pictures of several things in one colour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,21 @@ def held_out(name: str) -> Callable[[Mapping[str, Any]], str | None]:
     return lambda line: line[name] if line["held_out"] == name else None
 
 
+def label_paint(line: Mapping[str, Any]) -> str | None:
+    """The colour of a thing that stands alone and that training never saw painted in it."""
+    return None if line["kind"] == PAINTED_COUNT else held_out("paint")(line)
+
+
+def label_count(line: Mapping[str, Any]) -> str | None:
+    """The number and the colour of things that training never saw painted in it: "3 blue"."""
+    return f"{line['count']} {line['paint']}" if line["kind"] == PAINTED_COUNT and line["held_out"] == "paint" else None
+
+
+def predict_count(picture: Image.Image, _things: Sequence[str]) -> str:
+    """The number of the things and the colour of all of them."""
+    return f"{thing_count(picture)} {thing_colour(picture)}"
+
+
 def label_size(line: Mapping[str, Any]) -> str | None:
     """The size that the caption names, of a thing on a ground on which training never saw it."""
     return line["size"] if line["held_out"] == "ground" and line["size"] in line["text"].split() else None
@@ -82,9 +98,10 @@ def thing_colours(things: Sequence[str]) -> list[str]:
 
 ATTRIBUTES = {
     "ground": Attribute("colour of the ground", held_out("ground"), lambda picture, _things: ground_colour(picture)),
-    "paint": Attribute("colour of the thing", held_out("paint"), lambda picture, _things: thing_colour(picture)),
+    "paint": Attribute("colour of the thing", label_paint, lambda picture, _things: thing_colour(picture)),
     "size": Attribute("size of the thing", label_size, lambda picture, _things: thing_size(picture)),
     "side": Attribute("sides of two things", label_side, predict_side),
+    "count": Attribute("number and colour of two to four things", label_count, predict_count),
 }
 
 

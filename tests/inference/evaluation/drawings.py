@@ -63,6 +63,10 @@ HELDOUT = [
         pair("a red circle and a green circle", "red", "green", "left of"),
         discs("white", ("red", 0.25, 0.4), ("green", 0.75, 0.4)),
     ),
+    (
+        line("two green balls", "paint", kind="painted-count", paint="green", count=2),
+        discs("white", ("green", 0.25, 0.35), ("green", 0.75, 0.35)),
+    ),
     (line("a cube", "concept", things=["cube"]), discs("white", ("green", 0.5, 0.9))),
 ]
 TRAIN = [

@@ -1,5 +1,7 @@
 """The judges see what a picture shows."""
 
+from random import Random
+
 import pytest
 from PIL import Image
 
@@ -10,8 +12,12 @@ from inference.evaluation.pixels import (
     name_of,
     name_table,
     thing_colour,
+    thing_count,
     thing_size,
 )
+from preprocessing.emoji.render import draw, sprite
+from preprocessing.emoji.scenes import several
+from preprocessing.emoji.sets import Drawing, Thing
 from tests.inference.evaluation.drawings import RGB, discs
 
 
@@ -29,6 +35,25 @@ def test_a_things_colour_is_told_on_every_ground_but_its_own(colour):
 
 def test_a_thing_is_small_or_big_by_its_longer_side():
     assert [thing_size(discs("white", ("red", 0.5, d))) for d in (0.3, 0.55, 0.8)] == ["small", None, "big"]
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2, 3])
+def test_things_that_stand_apart_are_counted(drawn):
+    discs_drawn = [("red", across, 0.18) for across in (0.2, 0.5, 0.8)[:drawn]]
+    assert thing_count(discs("white", *discs_drawn)) == drawn
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("ground", ["white", "blue"])
+def test_things_in_rows_and_their_parts_are_counted_as_the_emoji_set_places_them(count, ground):
+    parted = Drawing(
+        thing=Thing(name="pair of dots", tags=(), group="objects"),
+        set="noto",
+        body="".join(f'<rect x="{x}" y="8" width="7" height="16" fill="#d00"/>' for x in (8, 17)),
+        view_box="0 0 32 32",
+    )
+    picture = several(parted, "pairs of dots", count, ground, Random(0))
+    assert thing_count(draw(picture, {parted: sprite(parted, 128)}, 128)) == count
 
 
 def test_the_centre_of_a_colour_is_where_its_disc_stands():
