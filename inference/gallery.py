@@ -34,6 +34,13 @@ def prompt_folder(out: str | Path, prompts: Sequence[str], index: int) -> Path:
     return Path(out) if len(prompts) == 1 else Path(out) / f"{index:02d}-{slug(prompts[index])}"
 
 
+def other_galleries(out: Path, prompts: Sequence[str]) -> list[Path]:
+    """The folders that hold pictures of earlier prompts and get none of these."""
+    ours = {prompt_folder(out, prompts, index) for index in range(len(prompts))}
+    candidates = [out, *(folder for folder in sorted(out.glob("*")) if re.match(r"\d{2,}-", folder.name))]
+    return [folder for folder in candidates if folder not in ours and pictures_of(folder)]
+
+
 def slug(prompt: str) -> str:
     """The prompt as a file name: lower-case ASCII letters and digits, words joined by single dashes; never empty."""
     ascii_text = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode()

@@ -83,7 +83,7 @@ def generate(
     check_output_folder(out)
     picture = None if start is None else open_start(start)
     say("loading the model ...")
-    from inference.gallery import pictures_of, prompt_folder, write_gallery
+    from inference.gallery import other_galleries, pictures_of, prompt_folder, write_gallery
     from inference.generator import Generator
 
     for index in range(len(prompts)):
@@ -118,6 +118,8 @@ def generate(
     finally:  # Ctrl+C too leaves finished prompts
         for index in sorted(written):
             say(written[index])
+    if others := other_galleries(out, prompts):
+        tell(f"{out} also holds the pictures of {counted(len(others), 'earlier prompt')}")
 
 
 def remark_on(pictures: "list[Picture]") -> str:

@@ -262,3 +262,13 @@ def test_pictures_of_one_colour_are_called_so(model_folder, tmp_path, capsys, mo
     monkeypatch.setattr("inference.ranking.BLANK_SHARE", 2.0)
     assert run("a heart", "--out", tmp_path, "--model", model_folder, *FEW) == 0
     assert "all of one colour: the model draws nothing for these words" in capsys.readouterr().out
+
+
+def test_pictures_of_earlier_prompts_in_the_same_folder_stay_and_are_said(model_folder, tmp_path, capsys):
+    asked = ("--out", tmp_path, "--model", model_folder, "--num-images", 1)
+    run("a red heart", *asked)
+    run("a cat", *asked)
+    assert "also holds" not in capsys.readouterr().err  # the cat took the heart's place
+    run("a cat", "a dog", *asked)
+    assert f"{tmp_path} also holds the pictures of 1 earlier prompt" in capsys.readouterr().err.replace("\n", "")
+    assert {"00.png", "00-a-cat/00.png", "01-a-dog/00.png"} <= {*contents(tmp_path)}
