@@ -26,6 +26,8 @@ T = TypeVar("T")
 MOST_LISTING_BYTES = 2**30
 FACTS = ("ground", "paint", "size", "place", "held_out")
 """Fields of a line with a kind: text, or null if the caption does not mention it."""
+KIND_FACTS: dict[str, dict[str, type]] = {"painted-pair": {"paints": list}, "painted-count": {"count": int}}
+"""More fields of the lines of a kind."""
 
 
 def read_lines(folder: Path) -> list[Line]:
@@ -61,6 +63,9 @@ def check_facts(line: Line) -> None:
     wrong = [name for name in FACTS if name not in line or not isinstance(line[name], str | None)]
     if wrong or not isinstance(line.get("kind"), str):
         raise Unusable(f"{(*wrong, 'kind')[0]} must be text, or null if the caption does not tell it")
+    for name, kind in KIND_FACTS.get(line["kind"], {}).items():
+        if not isinstance(line.get(name), kind):
+            raise Unusable(f"{name} must be {'a list' if kind is list else 'a whole number'} in a line of this kind")
 
 
 def drawing_path(folder: Path, line: Line) -> Path:

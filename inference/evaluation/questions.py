@@ -13,6 +13,7 @@ from inference.evaluation.pixels import COLOURS, colour_centre, ground_colour, t
 
 SIDES = ("left of", "right of")
 PAINTED_COUNT = "painted-count"  # the kind of the pictures of several things in one colour
+PAINTED_PAIR = "painted-pair"  # of two things, each in a colour of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,19 @@ def predict_side(picture: Image.Image, things: Sequence[str]) -> str | None:
     return SIDES[0] if first[0] < second[0] else SIDES[1]
 
 
+def label_binding(line: Mapping[str, Any]) -> str | None:
+    """The colours, from left to right, of two things that training never saw together: "red, blue"."""
+    if line["held_out"] != "thing pair" or line["kind"] != PAINTED_PAIR or line["place"] not in SIDES:
+        return None
+    return ", ".join(map(str, line["paints"] if line["place"] == SIDES[0] else line["paints"][::-1]))
+
+
+def predict_binding(picture: Image.Image, _things: Sequence[str]) -> str:
+    """The colours of what stands in the left and in the right half."""
+    halves = ((0, 0, picture.width // 2, picture.height), (picture.width // 2, 0, picture.width, picture.height))
+    return ", ".join(str(thing_colour(picture.crop(half))) for half in halves)
+
+
 def thing_colours(things: Sequence[str]) -> list[str]:
     """["red circle", "blue square"] -> ["red", "blue"]."""
     return [thing.split()[0] for thing in things]
@@ -101,6 +115,7 @@ ATTRIBUTES = {
     "paint": Attribute("colour of the thing", label_paint, lambda picture, _things: thing_colour(picture)),
     "size": Attribute("size of the thing", label_size, lambda picture, _things: thing_size(picture)),
     "side": Attribute("sides of two things", label_side, predict_side),
+    "binding": Attribute("colours of two things", label_binding, predict_binding),
     "count": Attribute("number and colour of two to four things", label_count, predict_count),
 }
 

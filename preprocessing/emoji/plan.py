@@ -158,6 +158,13 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         of_second = known_grounds(second.thing, held_out)
         shared = [ground for ground in known_grounds(first.thing, held_out) if ground in of_second]
         yield pair(first, second, random.choice([*shared, "white"]), random)
+        paints = [
+            paint for paint in known_paints(first.thing, held_out) if paint in known_paints(second.thing, held_out)
+        ]
+        if len(paints) >= 2:
+            of_paints = Random(f"{seed}/held out/painted pair/{name}/{second.thing.name}")
+            first_paint, second_paint = of_paints.sample(paints, 2)
+            yield pair(first, second, "white", of_paints, (first_paint, second_paint))
 
 
 def known_paints(thing: Thing, held_out: HeldOut) -> list[str]:

@@ -88,7 +88,12 @@ class Picture:
     @property
     def paint(self) -> str | None:
         """The colour in which the first thing is painted."""
-        return self.placed[0].paint
+        return self.paints[0]
+
+    @property
+    def paints(self) -> list[str | None]:
+        """The colours in which things are painted, each once; None stands for a thing's own colours."""
+        return list(dict.fromkeys(placed.paint for placed in self.placed))
 
     def facts(self) -> dict[str, Any]:
         """The picture's line in metadata.jsonl, without its file name."""
@@ -100,6 +105,7 @@ class Picture:
             "count": len(self.placed),
             "ground": self.ground,
             "paint": self.paint,
+            "paints": self.paints,
             "size": self.size,
             "place": self.place,
             "held_out": self.held_out,

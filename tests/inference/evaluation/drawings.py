@@ -67,6 +67,18 @@ HELDOUT = [
         line("two green balls", "paint", kind="painted-count", paint="green", count=2),
         discs("white", ("green", 0.25, 0.35), ("green", 0.75, 0.35)),
     ),
+    (
+        line(
+            "a green ball to the right of a red cube",
+            "thing pair",
+            kind="painted-pair",
+            things=["ball", "cube"],
+            paint="green",
+            paints=["green", "red"],
+            place="right of",
+        ),
+        discs("white", ("red", 0.25, 0.35), ("green", 0.75, 0.35)),
+    ),
     (line("a cube", "concept", things=["cube"]), discs("white", ("green", 0.5, 0.9))),
 ]
 TRAIN = [

@@ -27,6 +27,8 @@ GOOD = {"file_name": "a.png", **line("a ball")}
         (json.dumps(GOOD | {"size": 3}), "line 1: size must be text, or null"),
         (json.dumps({name: GOOD[name] for name in GOOD if name != "place"}), "line 1: place must be text, or null"),
         (json.dumps(GOOD | {"kind": None}), "line 1: kind must be text"),
+        (json.dumps(GOOD | {"kind": "painted-pair"}), "line 1: paints must be a list"),
+        (json.dumps(GOOD | {"kind": "painted-count", "count": "3"}), "line 1: count must be a whole number"),
     ],
 )
 def test_a_broken_listing_is_named(tmp_path, content, message):

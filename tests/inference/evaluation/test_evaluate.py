@@ -55,7 +55,7 @@ def report(model_folder, data, tmp_path_factory):
 
 def test_the_report_tells_every_measure(report):
     content = json.loads((report / "report.json").read_text())
-    assert set(content["attributes"]) == {"ground", "paint", "size", "side", "count"}
+    assert set(content["attributes"]) == {"ground", "paint", "size", "side", "binding", "count"}
     for found in content["attributes"].values():
         assert found["on_drawings"]["share"] == 1
         assert set(found["best_of"]) == {"1", "2"}
@@ -71,7 +71,7 @@ def test_the_report_tells_every_measure(report):
         assert len(copies) == 4
         assert {copy["file"] for copy in copies} <= {"0.png", "1.png", "2.png", "3.png"}
         assert all(-1 <= copy["similarity"] <= 1.001 for copy in copies)
-    assert [claim["prompts"] for claim in content["claims"]] == [8, 5, 5, 5]
+    assert [claim["prompts"] for claim in content["claims"]] == [9, 6, 6, 6]
     assert content["claims"][0]["text"] == "To choose the best 1 of 3 pictures by CLIP helps"
     assert {name: set(found) for name, found in content["curve"].items()} == {name: {"1", "3"} for name in ATTRIBUTES}
     assert content["settings"]["guidance"] == 1

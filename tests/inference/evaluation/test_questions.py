@@ -28,6 +28,7 @@ def test_each_attribute_is_asked_where_the_caption_tells_it(asked):
             "a green circle to the right of a red circle": "right of",
             "a red circle and a green circle": "left of",
         },
+        "binding": {"a green ball to the right of a red cube": "red, green"},
         "count": {"two green balls": "2 green"},
     }
 
@@ -36,7 +37,7 @@ def test_the_commonest_answer_and_the_different_subjects_are_counted(asked):
     assert {
         name: (AttributeAccuracy(questions, []).commonest_answer.hits, num_subjects(questions))
         for name, questions in asked.items()
-    } == {"ground": (2, 1), "paint": (1, 1), "size": (1, 1), "side": (2, 2), "count": (1, 1)}
+    } == {"ground": (2, 1), "paint": (1, 1), "size": (1, 1), "side": (2, 2), "binding": (1, 1), "count": (1, 1)}
 
 
 def test_the_real_drawings_are_right(asked):
@@ -50,6 +51,8 @@ def test_a_wrong_picture_is_wrong(asked):
     assert not red_left.is_right(swapped)
     assert not any(question.is_right(discs("blue", ("red", 0.5, 0.55))) for question in asked["size"])
     assert not any(question.is_right(Image.new("RGB", (64, 64), "white")) for question in asked["paint"])
+    swapped = discs("white", ("green", 0.25, 0.35), ("red", 0.75, 0.35))
+    assert not any(question.is_right(swapped) for question in asked["binding"])
     for wrong in (("green", 0.5, 0.35),), (("red", 0.25, 0.35), ("red", 0.75, 0.35)):
         assert not any(question.is_right(discs("white", *wrong)) for question in asked["count"])
 
@@ -58,7 +61,7 @@ def test_no_more_questions_are_chosen_than_asked_for_and_always_the_same(asked, 
     heldout = write_data(tmp_path / "emoji") / "heldout"
     few = choose_questions(heldout, of_each=2)
     numbers = {name: len(questions) for name, questions in few.items()}
-    assert numbers == {"ground": 2, "paint": 1, "size": 2, "side": 2, "count": 1}
+    assert numbers == {"ground": 2, "paint": 1, "size": 2, "side": 2, "binding": 1, "count": 1}
     assert choose_questions(heldout, of_each=2) == few
 
 
