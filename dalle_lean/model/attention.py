@@ -1,8 +1,8 @@
-"""Causal attention in which an image query meets only the text and the codes in its window.
+"""Causal attention in which an image query attends only to the text and the codes in its window.
 
-The grid of codes is cut into lines, and each line of queries meets one window of keys: its row, its column, or the rows
-that a convolution reaches. Text queries meet the text. Only these scores are computed; within them, `masks.py` says
-which pairs attend.
+The grid of codes is cut into lines, and each line of queries shares one window of keys: its row, its column, or the
+rows that a convolution reaches. Text queries attend to the text. Only these scores are computed; within them,
+`masks.py` says which pairs attend.
 
 B batch, H heads, S positions, d head size, P text positions, f side of the grid, w keys in a window.
 """

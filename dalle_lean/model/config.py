@@ -31,7 +31,7 @@ class DalleConfig:
         ffn_multiplier: inner width of the feed-forward, as a multiple of hidden_size.
         ffn_activation: one of FFN_ACTIVATIONS.
         ffn_gated: the activation gates a second set of values (GEGLU, Shazeer 2020), as in the paper's model.
-        attention_pattern: kinds of attention, repeated over the layers: "row", "column", "conv", "full".
+        attention_pattern: kinds of attention (ATTENTION_KINDS), repeated over the layers.
         last_attention: kind of the last layer; None continues the pattern.
         conv_kernel: side of the convolution window, odd.
         conv_window: "centred" (the training run) or "corner" (dalle-pytorch 1.5.0 and later).

@@ -1,4 +1,4 @@
-"""Which keys each query attends to: text then image, row, column, convolution or full attention.
+"""Attention masks: which keys each query attends to.
 
 P text positions (`<bos>` and the caption), f side of the code grid, S = P + f * f. Masks are boolean, True = may
 attend. A text query sees the text up to itself; an image query sees all text, itself and, of the codes before it, those
