@@ -1,8 +1,7 @@
-"""Aggregation rules: they reduce the tensors of several peers to one, without values that cannot be gradients or
-weights. A minority cannot steer the result of the robust ones.
+"""Aggregation rules: they reduce what several peers sent to one tensor, and leave out values that cannot be gradients
+or weights. A minority cannot steer the result of any rule but the mean.
 
-N is the number of senders, n the number of values of a part. The result does not depend on the order of arrival. To add
-a rule, write a function and put it into `RULES`, and its name into training.swarm.config.
+N senders, n values in a part. The result does not depend on the order of arrival.
 """
 
 import asyncio
