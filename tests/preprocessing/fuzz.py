@@ -174,9 +174,13 @@ def parquets(rows: list[dict]) -> list[bytes]:
     return found
 
 
+SHARDS = {"tar": (TarShards, tars), "parquet": (ParquetShards, parquets)}
+"""Kinds of shards: their source, and sound ones with the given rows."""
+
+
 def spoil_shards(kind: str, shards: list[bytes], count: int, draw: random.Random) -> tuple[Counter[str], list[str]]:
     """Every picture must come out, or the shard must count a problem."""
-    source_type = TarShards if kind == "tar" else ParquetShards
+    source_type, _ = SHARDS[kind]
     decoding = Decoding(side=SIDE, max_pixels=MAX_PIXELS)
     reasons, broken = Counter[str](), []
     with tempfile.TemporaryDirectory() as folder:
@@ -197,8 +201,7 @@ def spoil_shards(kind: str, shards: list[bytes], count: int, draw: random.Random
 
 def main(kind: str, count: int, seed: int) -> None:
     draw = random.Random(f"{kind} {seed}")
-    rows = emoji_rows(EMOJI, ROWS)
-    sound = {"picture": pictures, "tar": lambda: tars(rows), "parquet": lambda: parquets(rows)}[kind]()
+    sound = pictures() if kind == "picture" else SHARDS[kind][1](emoji_rows(EMOJI, ROWS))
     before = peak_bytes()
     with quiet_pillow():
         spoil = spoil_pictures(sound, count, draw) if kind == "picture" else spoil_shards(kind, sound, count, draw)
