@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.optim.lamb_settings import check_number, check_settings
-from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
+from dalle_lean.optim.lamb_step import StepSettings, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
 from dalle_lean.require import require
 
@@ -161,15 +161,15 @@ class Lamb(torch.optim.Optimizer):
         # Moved before it is converted: a 16-bit gradient has half the bytes.
         gradient = local(gradient.detach()).to(device).to(precision).contiguous()
         fits = "mean_codes" in state and device.type == "cpu" and precision == torch.float32
-        rule = rule_of(group, step=state["step"] + 1)
+        settings = step_settings(group, step=state["step"] + 1)
         try:
             if fits and (has_numba() if self.fused is None else self.fused):
                 from dalle_lean.optim.lamb_numba import step_fused
 
-                step_fused(weight.view(-1), gradient.view(-1), state, rule)
+                step_fused(weight.view(-1), gradient.view(-1), state, settings)
             else:
                 total = all_reduce_sum(parameter)
-                step_plain(weight.view(-1), gradient.view(-1), local_state(state), rule, total=total)
+                step_plain(weight.view(-1), gradient.view(-1), local_state(state), settings, total=total)
         except UserError as error:
             raise UserError(f"parameter of shape {list(parameter.shape)}: {error}") from None
         state["step"] += 1
@@ -194,15 +194,15 @@ class Lamb(torch.optim.Optimizer):
                 check_state(self.state[parameter], parameter, group["block_size"])
 
 
-def rule_of(group: dict[str, Any], *, step: int) -> Rule:
-    """The numbers of a group's step; the first step is 1."""
+def step_settings(group: dict[str, Any], *, step: int) -> StepSettings:
+    """The settings of a group's step; the first step is 1."""
     beta_mean, beta_square = group["betas"]
     names = ("eps", "weight_decay", "clamp_weight_norm", "block_size")
-    settings = {name: group[name] for name in names}
+    others = {name: group[name] for name in names}
     if group["bias_correction"]:
-        settings["mean_correction"] = 1 / (1 - beta_mean**step)
-        settings["square_correction"] = 1 / (1 - beta_square**step)
-    return Rule(lr=float(group["lr"]), beta_mean=beta_mean, beta_square=beta_square, **settings)
+        others["mean_correction"] = 1 / (1 - beta_mean**step)
+        others["square_correction"] = 1 / (1 - beta_square**step)
+    return StepSettings(lr=float(group["lr"]), beta_mean=beta_mean, beta_square=beta_square, **others)
 
 
 def sync_master(state: dict[str, Any], low: Tensor) -> Tensor:

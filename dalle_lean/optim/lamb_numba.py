@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dalle_lean.compiled import compiled
-from dalle_lean.optim.lamb_step import Rule
+from dalle_lean.optim.lamb_step import StepSettings
 from dalle_lean.optim.quantize8 import SMALLEST_SCALE, dynamic_map, nearest_code
 
 SMALLEST_SPAN = 2**18
@@ -55,12 +55,12 @@ def square_sum(numbers):
 
 
 @compiled()
-def measure_block(weight, gradient, mean, square, rule):
+def measure_block(weight, gradient, mean, square, constants):
     """(sum of weight squared, sum of update squared, new largest |mean|, new largest square) of a block.
 
     `mean` is overwritten by the update.
     """
-    beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
+    beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = constants
     largest_mean = largest_square = np.uint32(0)
     for i in range(len(weight)):
         m = beta_mean * mean[i] + new_mean * gradient[i]
@@ -73,9 +73,9 @@ def measure_block(weight, gradient, mean, square, rule):
 
 
 @compiled()
-def move_block(weight, gradient, mean, square, rule, step_size):
+def move_block(weight, gradient, mean, square, constants, step_size):
     """Update a block's weight, mean and square in place."""
-    beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
+    beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = constants
     for i in range(len(weight)):
         m = beta_mean * mean[i] + new_mean * gradient[i]
         s = beta_square * square[i] + new_square * (gradient[i] * gradient[i])
@@ -86,7 +86,7 @@ def move_block(weight, gradient, mean, square, rule, step_size):
 
 
 @compiled()
-def measure_span(first, last, block_size, weight, gradient, averages, maps, measured, rule):
+def measure_span(first, last, block_size, weight, gradient, averages, maps, measured, constants):
     """Fill rows `first` to `last` of `measured` [blocks, 4] with the results of `measure_block`."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
     mean_codes, mean_scales, square_codes, square_scales = averages
@@ -95,13 +95,13 @@ def measure_span(first, last, block_size, weight, gradient, averages, maps, meas
         count = stop - start
         decode(mean_codes[start:stop], mean_scales[b], maps[0], mean)
         decode(square_codes[start:stop], square_scales[b], maps[1], square)
-        block = measure_block(weight[start:stop], gradient[start:stop], mean[:count], square[:count], rule)
+        block = measure_block(weight[start:stop], gradient[start:stop], mean[:count], square[:count], constants)
         for i in range(4):
             measured[b, i] = block[i]
 
 
 @compiled()
-def move_span(first, last, block_size, weight, gradient, averages, maps, scales, rule, step_size):
+def move_span(first, last, block_size, weight, gradient, averages, maps, scales, constants, step_size):
     """Update blocks `first` to `last`; `scales` [2, blocks] are the new ones."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
     mean_codes, mean_scales, square_codes, square_scales = averages
@@ -110,13 +110,13 @@ def move_span(first, last, block_size, weight, gradient, averages, maps, scales,
         count = stop - start
         decode(mean_codes[start:stop], mean_scales[b], maps[0], mean)
         decode(square_codes[start:stop], square_scales[b], maps[1], square)
-        move_block(weight[start:stop], gradient[start:stop], mean[:count], square[:count], rule, step_size)
+        move_block(weight[start:stop], gradient[start:stop], mean[:count], square[:count], constants, step_size)
         encode(mean[:count], scales[0, b], maps[2], mean_codes[start:stop])
         encode(square[:count], scales[1, b], maps[3], square_codes[start:stop])
         mean_scales[b], square_scales[b] = scales[0, b], scales[1, b]
 
 
-def step_fused(weight: Tensor, gradient: Tensor, state: dict[str, Any], rule: Rule) -> None:
+def step_fused(weight: Tensor, gradient: Tensor, state: dict[str, Any], settings: StepSettings) -> None:
     """Update float32 `weight` [n] and the 8-bit averages in `state` by float32 `gradient` [n], in place, on the CPU.
 
     The result does not depend on the number of threads (torch's).
@@ -126,18 +126,18 @@ def step_fused(weight: Tensor, gradient: Tensor, state: dict[str, Any], rule: Ru
     averages = tuple(state[name].view(-1).numpy() for name in names)
     num_blocks = len(averages[1])
     numbers = (
-        rule.beta_mean, 1 - rule.beta_mean, rule.beta_square, 1 - rule.beta_square,
-        rule.mean_correction, rule.square_correction, rule.eps, rule.weight_decay,
+        settings.beta_mean, 1 - settings.beta_mean, settings.beta_square, 1 - settings.beta_square,
+        settings.mean_correction, settings.square_correction, settings.eps, settings.weight_decay,
     )  # fmt: skip
     constants = tuple(np.float32(number) for number in numbers)
     measured = np.empty((num_blocks, 4), np.float32)
-    in_spans(measure_span, num_blocks, rule.block_size, *arrays, averages, tables(), measured, constants)
+    in_spans(measure_span, num_blocks, settings.block_size, *arrays, averages, tables(), measured, constants)
     weight_sum, update_sum = measured[:, :2].sum(axis=0, dtype=np.float64)
     scales = np.ascontiguousarray(measured[:, 2:].T)
-    step_size = rule.step_size(float(weight_sum), float(update_sum), float(scales.max(initial=0)))
+    step_size = settings.step_size(float(weight_sum), float(update_sum), float(scales.max(initial=0)))
     scales[scales < SMALLEST_SCALE] = 0
     step = np.float32(step_size)
-    in_spans(move_span, num_blocks, rule.block_size, *arrays, averages, tables(), scales, constants, step)
+    in_spans(move_span, num_blocks, settings.block_size, *arrays, averages, tables(), scales, constants, step)
 
 
 @cache

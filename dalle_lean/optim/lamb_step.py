@@ -21,8 +21,8 @@ DEVICE_CHUNK_SIZE = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """The numbers of one tensor's step; the corrections are the factors of bias correction."""
+class StepSettings:
+    """The settings of one tensor's step; the corrections are the factors of bias correction."""
 
     lr: float
     beta_mean: float
@@ -59,7 +59,7 @@ def step_plain(
     weight: Tensor,
     gradient: Tensor,
     state: dict[str, Any],
-    rule: Rule,
+    settings: StepSettings,
     chunk_size: int | None = None,
     total: Callable[[list[float]], list[float]] = list,
 ) -> None:
@@ -71,20 +71,23 @@ def step_plain(
     if chunk_size is None:
         on_cpu = weight.device.type == "cpu"
         chunk_size = CHUNK_SIZE_PER_THREAD * torch.get_num_threads() if on_cpu else DEVICE_CHUNK_SIZE
+
+    def updated(part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        averages = read(state, part, settings.block_size)
+        return averages_and_update(weight[part], gradient[part], *averages, settings)
+
     weight_sum = update_sum = largest = 0.0
-    for part in chunks(weight.numel(), chunk_size, rule.block_size):
-        _, square, update = averages_and_update(weight[part], gradient[part], *read(state, part, rule.block_size), rule)
+    for part in chunks(weight.numel(), chunk_size, settings.block_size):
+        _, square, update = updated(part)
         sums = [weight[part].square().sum(dtype=torch.float64), update.square().sum(dtype=torch.float64)]
         weight_part, update_part, largest_part = torch.stack([*sums, square.max().double()]).tolist()
         weight_sum, update_sum = weight_sum + weight_part, update_sum + update_part
         largest = largest_part if math.isnan(largest_part) else max(largest, largest_part)
-    step_size = rule.step_size(*total([weight_sum, update_sum, largest]))  # the last only needs to be finite
-    for part in chunks(weight.numel(), chunk_size, rule.block_size):
-        mean, square, update = averages_and_update(
-            weight[part], gradient[part], *read(state, part, rule.block_size), rule
-        )
+    step_size = settings.step_size(*total([weight_sum, update_sum, largest]))  # the last only needs to be finite
+    for part in chunks(weight.numel(), chunk_size, settings.block_size):
+        mean, square, update = updated(part)
         weight[part].sub_(update, alpha=step_size)
-        write(state, part, rule.block_size, mean, square)
+        write(state, part, settings.block_size, mean, square)
 
 
 def chunks(numel: int, chunk_size: int, block_size: int) -> Iterator[slice]:
@@ -94,13 +97,13 @@ def chunks(numel: int, chunk_size: int, block_size: int) -> Iterator[slice]:
 
 
 def averages_and_update(
-    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rule: Rule
+    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, settings: StepSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(mean, square) before the step -> (mean, square, update) of the step; all [n]."""
-    mean = rule.beta_mean * mean + (1 - rule.beta_mean) * gradient
-    square = rule.beta_square * square + (1 - rule.beta_square) * gradient * gradient
-    denominator = (square * rule.square_correction).sqrt() + rule.eps
-    return mean, square, mean * rule.mean_correction / denominator + rule.weight_decay * weight
+    mean = settings.beta_mean * mean + (1 - settings.beta_mean) * gradient
+    square = settings.beta_square * square + (1 - settings.beta_square) * gradient * gradient
+    denominator = (square * settings.square_correction).sqrt() + settings.eps
+    return mean, square, mean * settings.mean_correction / denominator + settings.weight_decay * weight
 
 
 def read(state: dict[str, Any], part: slice, block_size: int) -> tuple[Tensor, Tensor]:

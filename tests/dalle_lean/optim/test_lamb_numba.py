@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dalle_lean.optim.lamb import Lamb, has_numba
-from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
+from dalle_lean.optim.lamb_step import StepSettings, new_statistics, step_plain
 from dalle_lean.require import MissingPackage
 from tests.compiled_code import outputs_compiled_and_cached
 
@@ -16,9 +16,9 @@ from dalle_lean.optim import lamb_numba as lamb_fused
 from dalle_lean.optim.lamb_numba import step_fused
 
 
-def rule(block_size, **settings):
+def step_settings(block_size, **settings):
     numbers = {"lr": 0.01, "beta_mean": 0.9, "beta_square": 0.96, "eps": 1e-6, "weight_decay": 0.045}
-    return Rule(**{**numbers, "clamp_weight_norm": 1e4, "block_size": block_size, **settings})
+    return StepSettings(**{**numbers, "clamp_weight_norm": 1e4, "block_size": block_size, **settings})
 
 
 def numbers(numel, seed):
@@ -34,7 +34,7 @@ def after_some_steps(numel, block_size):
     weight = numbers(numel, 0)
     statistics = new_statistics(weight, block_size=block_size)
     for seed in range(1, 4):
-        step_plain(weight, numbers(numel, seed), statistics, rule(block_size))
+        step_plain(weight, numbers(numel, seed), statistics, step_settings(block_size))
     return weight, numbers(numel, 9), statistics
 
 
@@ -49,8 +49,8 @@ def test_a_step_is_the_plain_step(numel, block_size, corrections):
     weight, gradient, statistics = after_some_steps(numel, block_size)
     plain, plain_state = weight.clone(), copy_of(statistics)
     fused, fused_state = weight.clone(), copy_of(statistics)
-    step_plain(plain, gradient, plain_state, rule(block_size, **corrections))
-    step_fused(fused, gradient, fused_state, rule(block_size, **corrections))
+    step_plain(plain, gradient, plain_state, step_settings(block_size, **corrections))
+    step_fused(fused, gradient, fused_state, step_settings(block_size, **corrections))
     # The order of sums and the rounding of products differ: a few units in the last of float32's 24 bits.
     torch.testing.assert_close(fused - weight, plain - weight, rtol=1e-5, atol=3e-7)
     for name in ("mean", "square"):
@@ -69,8 +69,8 @@ def test_the_plain_step_does_not_depend_on_its_chunks(chunk_size):
         copy_of(statistics),
         copy_of(statistics),
     )
-    step_plain(whole, gradient, whole_state, rule(256))
-    step_plain(chunked, gradient, chunked_state, rule(256), chunk_size)
+    step_plain(whole, gradient, whole_state, step_settings(256))
+    step_plain(chunked, gradient, chunked_state, step_settings(256), chunk_size)
     torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-9)
     assert all(torch.equal(chunked_state[name], whole_state[name]) for name in whole_state)
 
@@ -84,7 +84,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(monkeypatch):
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
             end, state = weight.clone(), copy_of(statistics)
-            step_fused(end, gradient, state, rule(256))
+            step_fused(end, gradient, state, step_settings(256))
             ends.append([end, *state.values()])
     finally:
         torch.set_num_threads(before)
@@ -98,7 +98,7 @@ def test_a_gradient_that_is_not_finite_is_refused_before_anything_changes(step, 
     gradient[8_500] = bad
     end, state = weight.clone(), copy_of(statistics)
     with pytest.raises(ValueError, match="not finite"):
-        step(end, gradient, state, rule(256))
+        step(end, gradient, state, step_settings(256))
     assert torch.equal(end, weight)
     assert all(torch.equal(state[name], statistics[name]) for name in state)
 
@@ -107,9 +107,9 @@ def test_a_gradient_that_is_not_finite_is_refused_before_anything_changes(step, 
 def test_averages_that_fade_become_zero_and_not_subnormal(step):
     weight = torch.ones(512)
     statistics = new_statistics(weight, block_size=256)
-    step(weight, torch.full((512,), 3e-19), statistics, rule(256))
+    step(weight, torch.full((512,), 3e-19), statistics, step_settings(256))
     for _ in range(60):
-        step(weight, torch.zeros(512), statistics, rule(256, weight_decay=0.0))
+        step(weight, torch.zeros(512), statistics, step_settings(256, weight_decay=0.0))
     assert statistics["square_scales"].tolist() == [0, 0]
     assert torch.isfinite(weight).all()
 
