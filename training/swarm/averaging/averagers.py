@@ -32,7 +32,7 @@ from training.swarm.averaging.complaints import Complaints
 from training.swarm.averaging.group_reports import with_checked_reports
 from training.swarm.averaging.matchmaking import HostFirstKeys, HostFirstLeaders, UnreliablePeers
 from training.swarm.averaging.receipts import Receipt, SignedGroups, Signer, check_statement
-from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
+from training.swarm.averaging.wire import CheckedStub, checked_parts
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.owner_keys import owner_key
 

@@ -35,7 +35,7 @@ from training.swarm.averaging.state_validation import (
     state_signer,
     tensors_sha256,
 )
-from training.swarm.averaging.wire_checks import check_tensor
+from training.swarm.averaging.wire import check_tensor
 
 STALE_WEIGHT = 1e-6
 """Weight of a peer that became stale after it reported its step: negligible next to others, yet enough for a mean if

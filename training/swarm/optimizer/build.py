@@ -14,7 +14,7 @@ from training.run.recipe import LAMB_ONLY
 from training.swarm.averaging.aggregation_rules import rule_of
 from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
-from training.swarm.averaging.wire_checks import wire_compression
+from training.swarm.averaging.wire import wire_compression
 from training.swarm.config import SwarmSettings
 from training.swarm.host_peers import host_peers
 from training.swarm.optimizer.checked_step import SwarmLamb

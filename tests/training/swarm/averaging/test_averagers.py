@@ -22,7 +22,7 @@ from training.swarm.averaging.gradient_averager import (
 from training.swarm.averaging.group_reports import NO_REPORT, STALE_EPOCH, out_of_step, with_checked_reports
 from training.swarm.averaging.state_averager import STALE_WEIGHT, SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
-from training.swarm.averaging.wire_checks import wire_compression
+from training.swarm.averaging.wire import wire_compression
 from training.swarm.config import WireSection
 from training.swarm.host_peers import HostPeers
 

@@ -23,7 +23,7 @@ from training.swarm.averaging.receipts import (
     check_statement,
     contradiction,
 )
-from training.swarm.averaging.wire_checks import wire_compression
+from training.swarm.averaging.wire import wire_compression
 from training.swarm.config import WireSection
 from training.swarm.network.owner_keys import IdentityKey, owner_key
 

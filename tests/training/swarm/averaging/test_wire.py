@@ -9,7 +9,7 @@ import torch
 from hivemind.compression import CompressionInfo, Uniform8BitQuantization
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from training.swarm.averaging.wire_checks import (
+from training.swarm.averaging.wire import (
     CODEBOOK_SIZE,
     CheckedStub,
     check_tensor,
