@@ -27,7 +27,8 @@ DECODE_BUDGET_BYTES = 2**31
 # size, and the last batch is padded: picture i is the same, however many are drawn.
 DECODE_BATCH = 8
 BLANK_DISTANCE, BLANK_SHARE = 16, 0.002
-"""From the commonest value of a channel, 0..255; pixels farther away than that in a picture of one colour."""
+"""A picture is of one colour if less than this share of its pixels is farther than this distance, of 0..255, from the
+median in some channel."""
 
 
 class Ranked(NamedTuple):
