@@ -191,4 +191,4 @@ def test_a_runs_lines_name_the_units_of_its_losses():
     progress = Progress(step=3, loss=5.25, heldout_image_bits=6.5)
     said = "step 3/3, loss 5.25 nats/token, held-out 6.500 bits/code"
     assert progress.note(3) == said
-    assert progress.end(3, "the model is in out/model") == f"{said}; the model is in out/model"
+    assert progress.last_line(3, "the model is in out/model") == f"{said}; the model is in out/model"

@@ -85,5 +85,5 @@ def train_run(
     with run_folder(out), progress_bar(f"training {noun}", "pictures") as on_progress:
         limit = TimeLimit(max_minutes)
         run = run_class(data, out, recipe, device=str(pick_device(device)), on_progress=on_progress, **inputs)
-        end = run.go(on_progress, limit)
-    say(end.end(recipe.steps, f"the {noun} is in {run.result.parent}"))
+        progress = run.go(on_progress, limit)
+    say(progress.last_line(recipe.steps, f"the {noun} is in {run.result.parent}"))

@@ -78,7 +78,7 @@ def train(
         if vqgan is None and processes.first:
             warn(f"{out / 'model'} will have no VQGAN, which generate needs: name the codes' VQGAN with --vqgan")
         with progress_bar("training", "samples") if processes.first else nullcontext() as on_progress:
-            end = run(
+            progress = run(
                 data,
                 out,
                 recipe,
@@ -93,4 +93,4 @@ def train(
             )
     processes.close()
     if processes.first:
-        say(end.end(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))
+        say(progress.last_line(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))

@@ -57,7 +57,7 @@ class StepCount:
             words.append(f"{counted(self.skipped, 'step')} skipped (not finite)")
         return ", ".join(words)
 
-    def end(self, total_steps: int, result: str) -> str:
+    def last_line(self, total_steps: int, result: str) -> str:
         """The last line of a command: the note, and the `result` or how to continue."""
         if self.step < total_steps:
             result = f"the time is up, and the same command continues from here; so far {result}"
