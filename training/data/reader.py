@@ -42,12 +42,12 @@ def read_rows(
     """
     info = shards.info
     with open_shard(shards, index) as file:
-        ends = group_ends(file)
-        groups = [group for group in range(len(ends) - 1) if ends[group + 1] > start]
+        bounds = group_bounds(file)
+        groups = [group for group in range(len(bounds) - 1) if bounds[group + 1] > start]
         if not groups:
             return
         tables = batches(file, groups, count, COLUMNS if codes else ("caption", "key"))
-        for table in rechunk(tables, start - ends[groups[0]], first_count or count, count):
+        for table in rechunk(tables, start - bounds[groups[0]], first_count or count, count):
             numbers = range(start, start + len(table))
             yield decode_rows(table, numbers, info.num_codes, info.codebook_size, with_codes=codes)
             start += len(table)
@@ -61,7 +61,7 @@ def read_rows_at(shards: ShardSet, index: int, wanted: Sequence[int]) -> Iterato
     """
     info = shards.info
     with open_shard(shards, index) as file:
-        for group, (start, end) in enumerate(pairwise(group_ends(file))):
+        for group, (start, end) in enumerate(pairwise(group_bounds(file))):
             left = [row for row in wanted if start <= row < end]
             parts = batches(file, [group], READ_ROWS, COLUMNS)
             while left and (batch := next(parts, None)) is not None:
@@ -106,11 +106,11 @@ def open_shard(shards: ShardSet, index: int) -> Iterator[Any]:
         yield file
 
 
-def group_ends(file: Any) -> list[int]:
+def group_bounds(file: Any) -> list[int]:
     """The first row of each row group, then the number of rows."""
     sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-    ends: list[int] = np.cumsum([0, *sizes]).tolist()
-    return ends
+    bounds: list[int] = np.cumsum([0, *sizes]).tolist()
+    return bounds
 
 
 def batches(file: Any, groups: Sequence[int], batch_size: int, columns: Sequence[str]) -> Iterator[Any]:
