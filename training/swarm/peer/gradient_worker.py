@@ -22,7 +22,7 @@ from training.step.gradients import GradientComputer
 from training.step.learner import Learner
 from training.swarm.config import SwarmSettings
 
-CURSOR = "cursor.json"
+POSITION_FILE = "cursor.json"
 
 
 class StepWorker:
@@ -107,29 +107,29 @@ class GradientWorker(StepWorker):
         **options: Any,
     ):
         super().__init__(settings, **options)
-        self.tokenizer, self.folder, self.cursor = tokenizer, folder, folder / CURSOR
+        self.tokenizer, self.folder, self.position_file = tokenizer, folder, folder / POSITION_FILE
         self.data = TrainingData(shards, settings.recipe.data, identity)
 
     @contextmanager
     def batches(self, stop_waiting: Callable[[], bool] | None = None) -> Iterator[Iterator[tuple[Batch, Position]]]:
         """Endless prefetched batches for all processes, from the saved position, each with the position after it."""
         size = self.batch_size * self.processes.world
-        batches = self.data.batches(size, self.tokenizer, self.model.config.text_len, self.read_cursor())
+        batches = self.data.batches(size, self.tokenizer, self.model.config.text_len, self.read_position())
         pin = self.gradients.device.type == "cuda"
         with closing(self.data.ahead(batches, pin=pin, stop_waiting=stop_waiting)) as ahead:
             yield ahead
 
-    def read_cursor(self) -> Position:
-        if not self.cursor.exists():
+    def read_position(self) -> Position:
+        if not self.position_file.exists():
             return Position()
-        saved: dict[str, Any] = read_json(self.cursor)
+        saved: dict[str, Any] = read_json(self.position_file)
         if any(saved.get(name) != value for name, value in self.order.items()):
             return Position()  # of another run, or in another order
         return Position.from_dict(saved["position"])
 
-    def write_cursor(self, position: Position) -> None:
+    def write_position(self, position: Position) -> None:
         """Save the position; what precedes it is not read again."""
-        write_json(self.cursor, {**self.order, "position": position.to_dict()})
+        write_json(self.position_file, {**self.order, "position": position.to_dict()})
 
     @property
     def order(self) -> dict[str, Any]:

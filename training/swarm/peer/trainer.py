@@ -203,7 +203,7 @@ class Peer(GradientWorker):
         if self.optimizer.local_epoch != epoch:
             self.metrics.loss = sum(losses) / len(losses) if losses else math.nan
             losses.clear()
-            self.write_cursor(position)
+            self.write_position(position)
         self.report_metrics()
 
     def compute(self, batch: Batch, epoch: int) -> float:
