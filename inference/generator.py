@@ -195,14 +195,10 @@ class Generator:
                 parts = drawn[number]
                 parts[pictures.start] = part_codes
                 if sum(map(len, parts.values())) == counts[number]:
-                    all_codes, ranked = torch.cat([parts[first] for first in sorted(parts)]), []
+                    all_codes = torch.cat([parts[first] for first in sorted(parts)])
                     note = "painting" if self.scorer is None else "ranking"
-                    request = requests[number]
-                    for decoded in decode_and_score(all_codes, request.prompt, self.vqgan, self.scorer, bf16=self.bf16):
-                        yield Progress(done, total, note, request=number)
-                        ranked.append(decoded)
-                    best = best_pictures(all_codes, *collect(ranked), request.settings.num_best, request.first)
-                    yield Progress(done, total, "done", best, request=number)
+                    for best in self._rank(requests[number], all_codes):
+                        yield Progress(done, total, note if best is None else "done", best, request=number)
 
     def _draw_batch(self, requests: Sequence[Request], batch: Batch) -> Iterator[Tensor]:
         """Yields the codes so far, [R, n], of all pictures in a batch."""
@@ -217,6 +213,14 @@ class Generator:
             for picture in part.pictures
         ]
         return sample_codes(self.decoder, prompts, rows)
+
+    def _rank(self, request: Request, codes: Tensor) -> Iterator[list[Picture] | None]:
+        """Decode and score all pictures of a request, codes [n, I]: yields None for each batch, then the best few."""
+        batches = []
+        for batch in decode_and_score(codes, request.prompt, self.vqgan, self.scorer, bf16=self.bf16):
+            yield None
+            batches.append(batch)
+        yield best_pictures(codes, *collect(batches), request.settings.num_best, request.first)
 
     def num_drawn(self, settings: Settings) -> int:
         return settings.num_drawn(ranked=self.scorer is not None)
