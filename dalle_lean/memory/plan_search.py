@@ -2,11 +2,12 @@
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.memory.cost import cost_of
+from dalle_lean.memory.cost import Cost, cost_of
 from dalle_lean.memory.flops import step_flop
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
@@ -65,25 +66,32 @@ def fastest_plan(
     plans.sort(key=lambda plan: effort(config, plan, setup))
     if setup.compute_dtype == "float16":  # its gradient scales need branches that are recomputed
         plans = [plan for plan in plans if plan.recomputes(config)]
-    peaks = [cost_of(config, plan, setup).peak_bytes for plan in plans]
+    return first_that_fits(plans, partial(cost_of, config), setup, budget_bytes)
+
+
+def first_that_fits(
+    plans: Sequence[MemoryPlan],
+    cost: Callable[[MemoryPlan, TrainingSetup], Cost],
+    setup: TrainingSetup,
+    budget_bytes: float,
+    of: str = "",
+) -> MemoryPlan:
+    """The first plan whose peak on the device is at most `budget_bytes`; ValueError, as of `fastest_plan`, if none is.
+
+    of: names the model at the start of the error message.
+    """
+    peaks = [cost(plan, setup).peak_bytes for plan in plans]
     for plan, peak in zip(plans, peaks, strict=True):
         if peak <= budget_bytes:
             return plan
     least = min(peaks)
     plan = plans[peaks.index(least)]
-    advice = fitting_batch(
-        lambda size: cost_of(config, plan, dataclasses.replace(setup, batch=size)).peak_bytes, budget_bytes
-    )
+    batch = largest_batch(lambda size: cost(plan, dataclasses.replace(setup, batch=size)).peak_bytes, budget_bytes)
+    advice = f"batch {batch} would fit" if batch else "not even a batch of 1 fits: take a smaller model"
     raise UserError(
-        f"batch {setup.batch} needs at least {human_bytes(least)} of the {human_bytes(budget_bytes)} allowed, with "
+        f"{of}batch {setup.batch} needs at least {human_bytes(least)} of the {human_bytes(budget_bytes)} allowed, with "
         f"{describe(plan)}; {advice}"
     )
-
-
-def fitting_batch(peak_of: Callable[[int], int], budget_bytes: float) -> str:
-    """Which batch would fit where one does not, in words."""
-    batch = largest_batch(peak_of, budget_bytes)
-    return f"batch {batch} would fit" if batch else "not even a batch of 1 fits: take a smaller model"
 
 
 def for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> MemoryPlan:

@@ -1,42 +1,17 @@
 """Published transformers that the calculator knows by name."""
 
+from functools import partial
+
 from dalle_lean.memory.shapes import TransformerShape
 from dalle_lean.model.config import DalleConfig
 
+# Post-norm encoders with segments and a pooler. Source: Devlin et al. 2019, section 3; the uncased English checkpoints,
+# without the heads of pretraining.
+bert = partial(TransformerShape, family="bert", head_size=64, vocabulary=30522, tokens=512, learnt_positions=512)
 
-def bert(layers: int, hidden: int) -> TransformerShape:
-    """Post-norm encoder with heads of 64, segments and a pooler.
-
-    Source: Devlin et al. 2019, section 3; the uncased English checkpoints, without the heads of pretraining.
-    """
-    return TransformerShape(
-        family="bert",
-        layers=layers,
-        hidden=hidden,
-        ffn=4 * hidden,
-        heads=hidden // 64,
-        head_size=64,
-        vocabulary=30522,
-        tokens=512,
-        learnt_positions=512,
-    )
-
-
-def t5(layers: int, hidden: int, ffn: int, heads: int, head_size: int = 64) -> TransformerShape:
-    """Encoder and decoder without biases, with relative positions; 512 tokens on either side.
-
-    Source: Raffel et al. 2020, section 3.7; the checkpoints of version 1.0, 32,128 rows of vocabulary.
-    """
-    return TransformerShape(
-        family="t5",
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        heads=heads,
-        head_size=head_size,
-        vocabulary=32128,
-        tokens=512,
-    )
+# Encoders and decoders without biases, with relative positions; 512 tokens on either side. Source: Raffel et al. 2020,
+# section 3.7; the checkpoints of version 1.0, 32,128 rows of vocabulary.
+t5 = partial(TransformerShape, family="t5", head_size=64, vocabulary=32128, tokens=512)
 
 
 def gpt(layers: int, hidden: int, heads: int, tokens: int = 1024) -> TransformerShape:
@@ -83,13 +58,13 @@ DALLE_12B = DalleConfig(
 )
 
 PRESETS: dict[str, TransformerShape | DalleConfig] = {
-    "bert-base": bert(12, 768),
-    "bert-large": bert(24, 1024),
-    "t5-small": t5(6, 512, 2048, 8),
-    "t5-base": t5(12, 768, 3072, 12),
-    "t5-large": t5(24, 1024, 4096, 16),
-    "t5-3b": t5(24, 1024, 16384, 32, 128),
-    "t5-11b": t5(24, 1024, 65536, 128, 128),
+    "bert-base": bert(layers=12, hidden=768, ffn=3072, heads=12),
+    "bert-large": bert(layers=24, hidden=1024, ffn=4096, heads=16),
+    "t5-small": t5(layers=6, hidden=512, ffn=2048, heads=8),
+    "t5-base": t5(layers=12, hidden=768, ffn=3072, heads=12),
+    "t5-large": t5(layers=24, hidden=1024, ffn=4096, heads=16),
+    "t5-3b": t5(layers=24, hidden=1024, ffn=16384, heads=32, head_size=128),
+    "t5-11b": t5(layers=24, hidden=1024, ffn=65536, heads=128, head_size=128),
     "gpt2": gpt(12, 768, 12),
     "gpt2-medium": gpt(24, 1024, 16),
     "gpt2-large": gpt(36, 1280, 20),

@@ -5,7 +5,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost
-from dalle_lean.memory.plan_search import describe, fastest_plan, fitting_batch, largest_batch
+from dalle_lean.memory.plan_search import describe, fastest_plan, first_that_fits, largest_batch
 from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
@@ -79,19 +79,7 @@ def plan_within(priced: PricedModel, own: MemoryPlan, setup: TrainingSetup, budg
     if isinstance(priced.model, DalleConfig):
         return fastest_plan(priced.model, setup, budget_bytes, fused_attention=own.fused_attention)
     plans = [own, dataclasses.replace(own, activations="checkpoint")]
-    peaks = [priced.cost(plan, setup).peak_bytes for plan in plans]
-    for plan, peak in zip(plans, peaks, strict=True):
-        if peak <= budget_bytes:
-            return plan
-    least = min(peaks)
-    plan = plans[peaks.index(least)]
-    advice = fitting_batch(
-        lambda size: priced.cost(plan, dataclasses.replace(setup, batch=size)).peak_bytes, budget_bytes
-    )
-    raise UserError(
-        f"{priced.name} at batch {setup.batch} needs at least {human_bytes(least)} of the {human_bytes(budget_bytes)} "
-        f"allowed; {advice}"
-    )
+    return first_that_fits(plans, priced.cost, setup, budget_bytes, of=f"{priced.name} at ")
 
 
 def report_lines(report: CostReport) -> list[str]:
