@@ -7,7 +7,6 @@ U outputs of the feed-forward's first layer, I inputs of its second, n tokens at
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from dalle_lean.memory.flops import window
 from dalle_lean.memory.parameters import projection_shapes, projection_sizes
@@ -19,61 +18,21 @@ STATISTIC_BYTES = 8
 """LayerNorm's mean and inverse standard deviation of one token."""
 
 
-@dataclass(frozen=True)
 class Step:
     """One forward and backward under a plan and a setup. `weight` to `mixed` are bytes of one number, by its role."""
 
-    config: DalleConfig
-    plan: MemoryPlan
-    setup: TrainingSetup
-
-    @cached_property
-    def weight(self) -> int:
-        """In the weights and their gradients."""
-        return self.setup.weight_bytes
-
-    @cached_property
-    def compute(self) -> int:
-        """In projections and attention."""
-        return self.setup.compute_bytes
-
-    @cached_property
-    def wide(self) -> int:
-        """At least float32: softmax, rotary, loss."""
-        return max(4, self.compute)
-
-    @cached_property
-    def stream(self) -> int:
-        """In the residual streams."""
-        return DTYPE_BYTES[self.plan.residual_dtype] if self.plan.residual_dtype else self.buffer
-
-    @cached_property
-    def buffer(self) -> int:
-        """In the gradient buffers of hand-written backward passes: at least float32."""
-        return max(4, self.weight)
-
-    @cached_property
-    def mixed(self) -> int:
-        """In the wider copy of a `compute` number that a CPU makes to add it to a buffer; 0 on a GPU."""
-        return self.buffer if self.setup.device == "cpu" and self.compute != self.buffer else 0
-
-    @cached_property
-    def casts(self) -> bool:
-        """Whether weights are converted for the computation."""
-        return self.weight != self.compute
-
-    @cached_property
-    def stream_bytes(self) -> int:
-        """Of one residual stream, [B, S, D]."""
-        return self.setup.batch * self.config.sequence_len * self.config.hidden_size * self.stream
-
-    @cached_property
-    def activations(self) -> str:
-        return self.plan.activations_for(self.config)
-
-    @cached_property
-    def recomputes(self) -> bool:
-        return self.plan.recomputes(self.config)
+    def __init__(self, config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup):
+        self.config, self.plan, self.setup = config, plan, setup
+        self.activations, self.recomputes = plan.activations_for(config), plan.recomputes(config)
+        self.weight = setup.weight_bytes  # in the weights and their gradients
+        self.compute = setup.compute_bytes  # in projections and attention
+        self.wide = max(4, self.compute)  # at least float32: softmax, rotary, loss
+        self.buffer = max(4, self.weight)  # in the gradient buffers of hand-written backward passes: at least float32
+        self.stream = DTYPE_BYTES[plan.residual_dtype] if plan.residual_dtype else self.buffer  # in residual streams
+        # In the wider copy of a `compute` number that a CPU makes to add it to a buffer; 0 on a GPU.
+        self.mixed = self.buffer if setup.device == "cpu" and self.compute != self.buffer else 0
+        self.casts = self.weight != self.compute  # whether weights are converted for the computation
+        self.stream_bytes = setup.batch * config.sequence_len * config.hidden_size * self.stream  # a stream [B, S, D]
 
 
 @dataclass(frozen=True)
@@ -193,30 +152,20 @@ def attention_chain(step: Step, kind: str, samples: int, heads: int, recomputed:
     if heads < config.num_heads:
         chain.append(Op(3 * values))  # three projections are stacked
     if config.rotary:
-        pairs = round(3 * values / step.compute * step.wide * rotated_share(config))
+        share_rotated = 6 * (config.head_size // 3 // 2) / config.head_size  # of a head's channels: 3 blocks of pairs
+        pairs = round(3 * values / step.compute * step.wide * share_rotated)
         rotated = pairs if step.compute == step.wide else 2 * pairs
         chain.append(Op(3 * values, forward_temp_bytes=rotated, backward_temp_bytes=rotated))
     # Splitting into queries, keys and values copies nothing, but their gradients are stacked.
     chain.append(Op(3 * values))
     out = project_op(step, "out", tokens, share, recomputed)
     if kind == "full" or step.plan.fuses_attention(config, step.setup.device, step.compute):
-        kernel = [full_op(step, samples, heads)]
+        # Saves queries, keys, values, its result and a log-sum-exp for each query.
+        kernel = [Op(values, saved_bytes=4 * values + tokens * heads * step.wide)]
         if kind in ALONG_COLUMNS:  # queries, keys and values are reordered, and the result is put back
             kernel = [Op(3 * values), *kernel, Op(values)]
         return [*chain, *kernel, Op(values), out]
     return [*chain, Op(values), *window_chain(step, kind, samples, heads), Op(values), out]
-
-
-def rotated_share(config: DalleConfig) -> float:
-    """Share of a head's channels that are rotated: three blocks of pairs."""
-    return 6 * (config.head_size // 3 // 2) / config.head_size
-
-
-def full_op(step: Step, samples: int, heads: int) -> Op:
-    """Fused attention: saves queries, keys, values, its result and a log-sum-exp for each query."""
-    rows = samples * heads * step.config.sequence_len
-    values = rows * step.config.head_size * step.compute
-    return Op(values, saved_bytes=4 * values + rows * step.wide)
 
 
 def window_chain(step: Step, kind: str, samples: int, heads: int) -> list[Op]:

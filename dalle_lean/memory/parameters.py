@@ -15,7 +15,9 @@ def parameter_sizes(config: DalleConfig) -> list[int]:
     """Elements of each parameter tensor: the blocks, what layers own, the output layer, the tables."""
     blocks = block_sizes(config) * (max(config.layer_blocks) + 1)
     layers = layer_sizes(config) * config.num_layers
-    return [*blocks, *layers, *output_sizes(config), *table_sizes(config)]
+    width = config.hidden_size
+    output = [width, width, config.num_tokens * width, config.num_tokens]  # the last LayerNorm, [V, D] + V
+    return [*blocks, *layers, *output, *table_sizes(config)]
 
 
 def block_sizes(config: DalleConfig) -> list[int]:
@@ -49,21 +51,15 @@ def projection_sizes(config: DalleConfig, in_features: int, out_features: int, b
         return [in_features * out_features, *([out_features] if bias else [])]
     from dalle_lean.model.pixelfly import pixelfly_parameters
 
-    sizes = (in_features, out_features, config.pixelfly_block_size, config.pixelfly_butterfly_size)
-    butterfly = pixelfly_parameters(*sizes, rank=0, bias=False)
-    both = pixelfly_parameters(*sizes, rank=config.pixelfly_rank, bias=False)
-    low_rank = [config.pixelfly_rank * in_features, config.pixelfly_rank * out_features] if both > butterfly else []
-    return [butterfly, *low_rank, *([out_features] if bias else [])]
+    rank, sizes = config.pixelfly_rank, (config.pixelfly_block_size, config.pixelfly_butterfly_size)
+    low_rank = [rank * in_features, rank * out_features] if rank else []
+    both = pixelfly_parameters(in_features, out_features, *sizes, rank, bias=False)
+    return [both - sum(low_rank), *low_rank, *([out_features] if bias else [])]
 
 
 def layer_sizes(config: DalleConfig) -> list[int]:
     """A layer's own tensors: for each branch LayerScale [D] and LayerNorm (2 [D]), with sandwich norm a second one."""
     return [config.hidden_size] * (2 * (5 if config.sandwich_norm else 3))
-
-
-def output_sizes(config: DalleConfig) -> list[int]:
-    """The last LayerNorm, 2 [D], and the output layer, [V, D] + V."""
-    return [config.hidden_size, config.hidden_size, config.num_tokens * config.hidden_size, config.num_tokens]
 
 
 def table_sizes(config: DalleConfig) -> list[int]:

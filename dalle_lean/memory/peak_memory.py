@@ -86,11 +86,6 @@ def block_copies(step: Step) -> int:
     return sum(block_sizes(step.config)) * blocks * step.compute if step.casts else 0
 
 
-def final_norm_bytes(step: Step) -> int:
-    """The last LayerNorm saves its input (a stream) and statistics; the loss saves its result (another stream)."""
-    return 2 * step.stream_bytes + step.setup.batch * step.config.sequence_len * STATISTIC_BYTES
-
-
 def stack_kept(step: Step) -> int:
     """What the stack saves for backward.
 
@@ -135,7 +130,9 @@ def output_buffer(step: Step, number_bytes: int) -> int:
 def loss_peaks(step: Step) -> Iterator[PeakPoint]:
     """The loss over `loss_tokens` tokens at once: logits with their softmax, or with their gradient and its product."""
     config = step.config
-    standing = stack_kept(step) + final_norm_bytes(step)
+    # The last LayerNorm saves its input (a stream) and statistics; the loss saves its result (another stream).
+    statistics = step.setup.batch * config.sequence_len * STATISTIC_BYTES
+    standing = stack_kept(step) + 2 * step.stream_bytes + statistics
     copies = rotary_bytes(step) + (0 if step.recomputes else block_copies(step))
     if step.plan.loss_tokens is None:
         yield from whole_loss_peaks(step, standing, copies)
