@@ -7,6 +7,7 @@ rows that a convolution reaches. Text queries attend to the text. Only these sco
 B batch, H heads, S positions, d head size, P text positions, f side of the grid, w keys in a window.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -52,31 +53,23 @@ def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout)
         fused = torch.compiler.disable(attend_fused) if torch.compiler.is_compiling() else attend_fused
         return fused(query, key, value, kind, layout.config, layout.num_text, layout.side)
     query = query * query.shape[-1] ** -0.5
-    text_query, image_query = split(query, layout)
-    text_key, image_key = split(key, layout)
-    text_value, image_value = split(value, layout)
-    text = attend_text(text_query, text_key, text_value, layout)
+    num_text = layout.num_text
+    text_query, *text = [x[:, :, :num_text] for x in (query, key, value)]
+    image_query, *codes = [x[:, :, num_text:] for x in (query, key, value)]
+    out = attend_text(text_query, text, layout)
     if image_query.shape[2] == 0:
-        return text
-    image = attend_image(image_query, (text_key, text_value), (image_key, image_value), kind, layout)
-    return torch.cat([text, image], dim=2)
+        return out
+    return torch.cat([out, attend_image(image_query, text, codes, kind, layout)], dim=2)
 
 
-def split(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """x [B, H, S, d] -> its text and its codes, along S."""
-    return x[:, :, : layout.num_text], x[:, :, layout.num_text :]
-
-
-def attend_text(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
-    """Causal attention of the text over the text; scaled query, key and value [B, H, P, d] -> [B, H, P, d]."""
-    length = query.shape[2]
+def attend_text(query: Tensor, text: Sequence[Tensor], layout: Layout) -> Tensor:
+    """Causal attention of the text over the text; scaled query, keys and values [B, H, P, d] -> [B, H, P, d]."""
+    (key, value), length = text, query.shape[2]
     mask = layout.text_mask[:length, :length]
     return softmax(torch.where(mask, query @ key.transpose(-1, -2), -torch.inf)) @ value
 
 
-def attend_image(
-    query: Tensor, text: tuple[Tensor, Tensor], codes: tuple[Tensor, Tensor], kind: str, layout: Layout
-) -> Tensor:
+def attend_image(query: Tensor, text: Sequence[Tensor], codes: Sequence[Tensor], kind: str, layout: Layout) -> Tensor:
     """Attention of the codes: one softmax over the text and the window of codes.
 
     query [B, H, n, d], scaled; text: keys and values [B, H, P, d]; codes: keys and values [B, H, n, d], n <= f * f.

@@ -60,15 +60,14 @@ class ComputeWeights:
     """Parameters converted to the compute dtype, by id."""
 
     def add(self, buffer: Tensor, grad: Tensor) -> None:
-        """Add a gradient, divided by its scale, to a buffer of any float dtype."""
-        buffer.add_(self.finite(grad), alpha=1 / self.grad_scale)
+        """Add a gradient, divided by its scale, to a buffer of any float dtype.
 
-    def finite(self, grad: Tensor) -> Tensor:
-        """The gradient; if overflow is checked, non-finite entries are recorded and become zeros."""
-        if self.overflow is None:
-            return grad
-        self.overflow.logical_or_(~grad.isfinite().all())
-        return grad.nan_to_num(0.0, 0.0, 0.0)
+        If overflow is checked, entries that are not finite are recorded and count as zeros.
+        """
+        if self.overflow is not None:
+            self.overflow.logical_or_(~grad.isfinite().all())
+            grad = grad.nan_to_num(0.0, 0.0, 0.0)
+        buffer.add_(grad, alpha=1 / self.grad_scale)
 
     def cast(self, parameter: Tensor) -> Tensor:
         """The parameter in the compute dtype, converted once for all layers that share it."""

@@ -20,16 +20,11 @@ PRODUCTS = (
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As torch's: x [..., n], weight [m, n], bias [m] -> [..., m]."""
-    if not takes_onednn(x):
+    compiling = torch.compiler.is_compiling()  # Inductor takes constant weights only, and chooses by itself
+    if compiling or x.dtype != torch.float32 or x.device.type != "cpu" or not onednn_is_faster():
         return F.linear(x, weight, bias)
     product = _OneDNNLinear.apply if torch.is_grad_enabled() else _onednn
     return product(x, weight, bias)
-
-
-def takes_onednn(x: Tensor) -> bool:
-    """Whether oneDNN multiplies this tensor."""
-    compiled = torch.compiler.is_compiling()  # Inductor takes constant weights only, and chooses by itself
-    return not compiled and x.dtype == torch.float32 and x.device.type == "cpu" and onednn_is_faster()
 
 
 @cache
