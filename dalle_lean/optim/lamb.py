@@ -168,8 +168,9 @@ class Lamb(torch.optim.Optimizer):
 
                 step_fused(weight.view(-1), gradient.view(-1), state, settings)
             else:
+                shards = {name: local(value) if isinstance(value, Tensor) else value for name, value in state.items()}
                 total = all_reduce_sum(parameter)
-                step_plain(weight.view(-1), gradient.view(-1), local_state(state), settings, total=total)
+                step_plain(weight.view(-1), gradient.view(-1), shards, settings, total=total)
         except UserError as error:
             raise UserError(f"parameter of shape {list(parameter.shape)}: {error}") from None
         state["step"] += 1
@@ -223,36 +224,25 @@ def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> No
     The state holds `step`, the number of steps taken; the two averages, in float32 or as codes and scales; and, if
     there is one, the float32 `master` copy of the weights.
     """
-    owner = f"of a parameter of shape {list(parameter.shape)}"
+    shape, blocks = list(parameter.shape), [-(-parameter.numel() // block_size)]
+    owner = f"of a parameter of shape {shape}"
     step = state.get("step")
     if type(step) is not int or step < 0:
         found = repr(step) if "step" in state else "missing"
         raise UserError(f"optimizer state step {owner} is {found}; it must be a whole number, at least 0")
-    for name, (shape, dtype) in expected_tensors(state, parameter, block_size).items():
-        value = state.get(name)
-        if not (isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == dtype):
-            found = f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else "missing"
-            raise UserError(
-                f"optimizer state {name} {owner} is {found}; "
-                f"with blocks of {block_size} it must be {list(shape)} of {dtype}"
-            )
-
-
-def expected_tensors(
-    state: dict[str, Any], parameter: Tensor, block_size: int
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each tensor that a state of this kind must hold."""
-    shape = tuple(parameter.shape)
-    tensors = {}
+    expected = {"master": (shape, torch.float32)} if "master" in state else {}
     for name in ("mean", "square"):
         if "mean" in state:
-            tensors[name] = (shape, torch.float32)
+            expected[name] = (shape, torch.float32)
         else:
-            tensors[f"{name}_codes"] = (shape, torch.uint8)
-            tensors[f"{name}_scales"] = ((-(-parameter.numel() // block_size),), torch.float32)
-    if "master" in state:
-        tensors["master"] = (shape, torch.float32)
-    return tensors
+            expected |= {f"{name}_codes": (shape, torch.uint8), f"{name}_scales": (blocks, torch.float32)}
+    for name, (needed, dtype) in expected.items():
+        value = state.get(name)
+        if not (isinstance(value, Tensor) and list(value.shape) == needed and value.dtype == dtype):
+            found = f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else "missing"
+            raise UserError(
+                f"optimizer state {name} {owner} is {found}; with blocks of {block_size} it must be {needed} of {dtype}"
+            )
 
 
 def is_sharded(tensor: object) -> "TypeIs[DTensor]":
@@ -263,11 +253,6 @@ def is_sharded(tensor: object) -> "TypeIs[DTensor]":
 def local(tensor: Tensor) -> Tensor:
     """This process's shard of a tensor, in the same memory."""
     return tensor.to_local() if is_sharded(tensor) else tensor
-
-
-def local_state(state: dict[str, Any]) -> dict[str, Any]:
-    """This process's shards of a parameter's state, in the same memory."""
-    return {name: local(value) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def all_reduce_sum(parameter: Tensor) -> Callable[[list[float]], list[float]]:
