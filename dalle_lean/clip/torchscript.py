@@ -75,7 +75,8 @@ class ModuleUnpickler(pickle.Unpickler):
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return rebuild_tensor
+            # A tensor over the stored elements; RuntimeError if it reaches beyond them.
+            return lambda content, offset, size, stride, *_: content.as_strided(size, stride, offset)
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if module == "torch.jit._pickle":
@@ -90,8 +91,3 @@ class ModuleUnpickler(pickle.Unpickler):
                 raise UserError(f"{file.filename} is compressed")
             self.contents[key] = torch.frombuffer(bytearray(self.archive.read(file)), dtype=dtype)
         return self.contents[key]
-
-
-def rebuild_tensor(content: Tensor, offset: int, size: Any, stride: Any, *_: object) -> Tensor:
-    """A tensor over the stored elements; RuntimeError if it reaches beyond them."""
-    return content.as_strided(size, stride, offset)

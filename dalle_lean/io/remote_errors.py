@@ -10,8 +10,6 @@ from dalle_lean.errors import UserError
 from dalle_lean.require import require
 
 HTTP = ("http://", "https://")
-NOT_FOUND = (404, 410)
-FORBIDDEN = (401, 403)
 
 
 class Unreachable(OSError):
@@ -41,10 +39,10 @@ def meaning(error: Exception, url: str) -> Exception:
     reason: BaseException = error
     if isinstance(error, FileNotFoundError) and url.startswith(HTTP) and error.__cause__ is not None:
         reason = error.__cause__  # over HTTP, fsspec raises FileNotFoundError for any failure to open, outages too
-    status = http_status(reason)
-    if status in NOT_FOUND:
+    status = getattr(reason, "status", None) or getattr(getattr(reason, "response", None), "status_code", None)
+    if status in (404, 410):
         return FileNotFoundError(f"{url}: not there ({one_line(reason)})")
-    if status in FORBIDDEN or isinstance(reason, PermissionError):
+    if status in (401, 403) or isinstance(reason, PermissionError):
         return Refused(f"{url}: its storage refuses access ({one_line(reason)}); sign in there, or ask its owner")
     if isinstance(reason, SSLCertVerificationError):  # a ValueError too
         return Refused(f"{url}: its server's certificate is not trusted ({one_line(reason)})")
@@ -54,11 +52,6 @@ def meaning(error: Exception, url: str) -> Exception:
             "copy the file here"
         )
     return reason if isinstance(reason, Exception) else error
-
-
-def http_status(error: BaseException) -> int | None:
-    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
 
 
 def one_line(error: BaseException) -> str:
