@@ -8,8 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
-from dalle_lean.memory.branch_bytes import BranchSpec, branches_of, recomputed_branch_peak, whole_chain
-from dalle_lean.memory.operations import STATISTIC_BYTES, Step, backward_peak, saved_bytes
+from dalle_lean.memory.operations import (
+    STATISTIC_BYTES,
+    BranchSpec,
+    Step,
+    backward_peak,
+    branches_of,
+    recomputed_branch_peak,
+    saved_bytes,
+    whole_chain,
+)
 from dalle_lean.memory.parameters import block_sizes, layer_sizes, projection_shapes, projection_sizes
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig

@@ -11,8 +11,7 @@ from benchmarks.allocations import step_bytes
 from dalle_lean import MemoryPlan
 from dalle_lean.language import LanguageConfig, LanguageModel
 from dalle_lean.memory import TrainingSetup, cost_of
-from dalle_lean.memory.branch_bytes import branches_of, recomputed_branch_peak
-from dalle_lean.memory.operations import Step
+from dalle_lean.memory.operations import Step, branches_of, recomputed_branch_peak
 from dalle_lean.optim.lamb import Lamb
 from dalle_lean.optim.parameter_groups import parameter_groups
 
