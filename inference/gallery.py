@@ -130,7 +130,7 @@ def write_png(path: Path, image: Image.Image, metadata: Mapping[str, str]) -> No
     write_bytes(path, png_bytes(image, metadata))
 
 
-def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:
+def enlarged(image: Image.Image, side: int) -> Image.Image:
     """The picture enlarged to `side` pixels for viewing; a larger one is returned as it is."""
     if max(image.size) >= side:
         return image

@@ -70,7 +70,10 @@ def make_scorer(
     head, _, tail = spec.partition(":")
     try:
         if Path(spec).is_dir():
-            return folder_clip(Path(spec), device)
+            clip = ClipScorer.load(spec, device)
+            # The last part of the path is usually just "clip".
+            clip.name = f"CLIP {'/'.join(Path(spec).resolve().parts[-2:])}"
+            return clip
         if head == "hf-hub":
             return hub_clip(tail, device)
         if names_a_class(head, tail):
@@ -110,13 +113,6 @@ def user_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
     if not isinstance(scorer, Scorer) or not isinstance(scorer.name, str):
         raise UserError(f"{attribute} is not a scorer: it needs a name (str) and score(pixels, prompt)")
     return scorer
-
-
-def folder_clip(folder: Path, device: torch.device) -> ClipScorer:
-    """A CLIP folder, named by the last two parts of its path, as the last one is usually just "clip"."""
-    clip = ClipScorer.load(folder, device)
-    clip.name = f"CLIP {'/'.join(folder.resolve().parts[-2:])}"
-    return clip
 
 
 def named_clip(architecture: str, weights: str, device: torch.device) -> ClipScorer:
