@@ -36,7 +36,8 @@ class CompiledStep:
         windows = [self.windows[kind] for kind in config.layer_kinds]
         grid = (heads, prompts.count, batch // prompts.count)
         self.keys = [torch.zeros(*grid, *blocks_of(window, config.head_size), dtype=dtype) for window in windows]
-        self.values = [torch.zeros(*grid, *window.grid, config.head_size, dtype=dtype) for window in windows]
+        cells = [(*grid, window.columns, window.rows, config.head_size) for window in windows]
+        self.values = [torch.zeros(shape, dtype=dtype) for shape in cells]
         channels = config.hidden_size // 2 if config.token_shift else 0
         self.inputs = torch.zeros(2 * config.num_layers, config.image_side, batch, channels)
         # A branch's input, attention's output, and the activation between the feed-forward's products.

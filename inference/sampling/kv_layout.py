@@ -30,11 +30,6 @@ class Window:
         return column if self.span < self.columns else 0
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Columns and rows."""
-        return self.columns, self.rows
-
-    @property
     def cells(self) -> int:
         """Keys kept per picture and head."""
         return self.columns * self.rows

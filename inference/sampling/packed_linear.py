@@ -74,7 +74,8 @@ def pack(layer: nn.Module, precision: Precision, compiled: bool = True) -> Proje
     """`layer` as a function [R, in] -> [R, out] in the precision's dtype. On a CPU in fp32 and bf16, a row's result
     does not depend on the number of rows. compiled: by numba's kernels where they can be used."""
     if not isinstance(layer, nn.Linear):
-        return _converted(layer, compute_dtype(precision))
+        tensors = {name: tensor.detach().to(compute_dtype(precision)) for name, tensor in layer.named_parameters()}
+        return lambda x: _in_groups(x, lambda x: torch.func.functional_call(layer, tensors, x))
     bias = None if layer.bias is None else layer.bias.detach()
     return pack_dense(layer.weight.detach(), bias, precision, compiled)
 
@@ -104,12 +105,6 @@ def can_pack(dtype: torch.dtype) -> bool:
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
         return False
     return dtype != torch.bfloat16 or onednn_multiplies_bf16()
-
-
-def _converted(layer: nn.Module, dtype: torch.dtype) -> Projection:
-    """A projection that is not one dense matrix."""
-    tensors = {name: tensor.detach().to(dtype) for name, tensor in layer.named_parameters()}
-    return lambda x: _in_groups(x, lambda x: torch.func.functional_call(layer, tensors, x))
 
 
 def _int8(weight: Tensor, bias: Tensor | None) -> Projection:

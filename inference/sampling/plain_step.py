@@ -86,10 +86,12 @@ class PlainStep:
         With `row` as a tensor [1], the same operations serve all rows.
         """
         decoder = self.decoder
+        if column not in self.views:
+            self.views[column] = [self._layer_views(layer, column) for layer in range(self.config.num_layers)]
         a, b = decoder.streams(decoder.embed(codes, place))
         rotation = decoder.rotations.index_select(0, place).view(3, 1, 1, 1, -1)
         biases = {kind: bias.index_select(0, place) for kind, bias in decoder.score_biases.items()}
-        for index, (layer, views) in enumerate(zip(decoder.layers, self._views(column), strict=True)):
+        for index, (layer, views) in enumerate(zip(decoder.layers, self.views[column], strict=True)):
             window = self.windows[layer.kind]
             self._project(layer, self._prepare(b, layer.attention, views, 0), rotation)
             if isinstance(row, Tensor):
@@ -136,13 +138,8 @@ class PlainStep:
         self.merged.view(self.attended_of_pictures.shape).copy_(self.attended_of_pictures)
         return self.merged
 
-    def _views(self, column: int) -> list[LayerViews]:
-        """The views of all layers for a column, made when a code in it is first read."""
-        if column not in self.views:
-            self.views[column] = [self._layer_views(layer, column) for layer in range(self.config.num_layers)]
-        return self.views[column]
-
     def _layer_views(self, layer: int, column: int) -> LayerViews:
+        """The views for a column, made when a code in it is first read."""
         window = self.windows[self.config.layer_kinds[layer]]
         first, flat = window.first(column), len(self.code_query)
         cells = self.cells[layer][:, :, :, :, first : first + window.span]
