@@ -12,7 +12,7 @@ import gradio as gr
 from dalle_lean.errors import UserError
 from demo import progress_views as views
 from demo.actions import write_pictures
-from demo.form import default_rows, default_settings, read_request
+from demo.form import default_settings, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference.gallery import picture_facts
@@ -62,15 +62,11 @@ def add_endpoint(service: DrawingService, parts: SimpleNamespace) -> None:
     trigger = gr.Button(visible=False)
     # Not the page's controls: for a value out of range, Gradio raises an error that does not name it.
     defaults = {**default_settings(service), "num_images": None, "best": None, "seed": 0}
+    rows = gr.Number(defaults.pop("rows"), visible=False)
     numbers = [gr.Number(value, label=name, visible=False) for name, value in defaults.items()]
     trigger.click(
         draw,
-        [
-            parts.prompt,
-            *numbers,
-            gr.File(type="binary", visible=False),
-            gr.Number(default_rows(service), visible=False),
-        ],
+        [parts.prompt, *numbers, gr.File(type="binary", visible=False), rows],
         [parts.gallery, facts],
         api_name="draw",
         concurrency_limit=None,

@@ -73,24 +73,20 @@ def first_rows(service: DrawingService, codes: Tensor, rows: int) -> Tensor:
     return codes[: rows * side]
 
 
-def default_rows(service: DrawingService) -> int:
-    """Rows kept by default: the upper half."""
-    return int(service.generator.model.config.image_side) // 2
-
-
 def new_seed() -> int:
     """A random seed that cannot be guessed from the previous one."""
     return secrets.randbelow(LARGEST_SEED)
 
 
 def default_settings(service: DrawingService) -> dict[str, Any]:
-    """The paper's settings, within the limits of this machine and this model."""
-    paper = Settings()
+    """The paper's settings within the limits of this machine and this model, and half of the rows of an upload."""
+    paper, config = Settings(), service.generator.model.config
     return {
         "num_images": service.affordable(),
         "best": paper.num_best,
-        "top_k": min(paper.top_k, service.generator.model.config.image_vocab_size),
+        "top_k": min(paper.top_k, config.image_vocab_size),
         "top_p": paper.top_p,
         "temperature": paper.temperature,
         "guidance": service.guidance,
+        "rows": config.image_side // 2,
     }

@@ -13,7 +13,7 @@ from demo.actions import Actions
 from demo.calculator.page import add_calculator
 from demo.controls import prompt_fields
 from demo.endpoint import add_endpoint
-from demo.form import default_rows, default_settings
+from demo.form import default_settings
 from demo.service.drawing_service import DrawingService
 
 TITLE = "dalle_lean"
@@ -97,8 +97,7 @@ def add_parts(service: DrawingService, card: bool) -> tuple[SimpleNamespace, Any
 def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
     """Add the controls in two accordions; those of `read_request`'s arguments are in `parts.inputs`, by name."""
     side = service.generator.model.config.image_side
-    defaults = {**default_settings(service), "rows": default_rows(service)}
-    fields = prompt_fields(service)
+    defaults, fields = default_settings(service), prompt_fields(service)
     ranked = service.generator.scorer is not None
     inputs = parts.inputs = {}
 
