@@ -76,9 +76,8 @@ class Front:
                 await self.find_replicas()
             except Exception:  # Ray Serve's controller may be restarting
                 log.exception("cannot see the replicas")
-            drawn = min(len(self.line), self.line.at_once)
-            self.line_gauge.set(drawn, {"state": "drawing"})
-            self.line_gauge.set(len(self.line) - drawn, {"state": "waiting"})
+            self.line_gauge.set(self.line.served, {"state": "drawing"})
+            self.line_gauge.set(len(self.line) - self.line.served, {"state": "waiting"})
             self.replicas_gauge.set(self.replicas)
             await asyncio.sleep(WATCH_S)
 
@@ -142,7 +141,7 @@ class Front:
 
     async def preview(self, message: HttpRequest, model: Model) -> Response:
         """A picture as far as its first codes go."""
-        content = read_object(await body(message))
+        content = await read_object(message)
         codes = codes_from_json(content.get("codes"), model.config)
         if len(codes) < model.config.image_side:
             raise UserError(f"{len(codes)} codes: a preview needs at least a row of {model.config.image_side}")
@@ -152,7 +151,7 @@ class Front:
     async def draw(self, message: HttpRequest, model: Model) -> Response:
         """Stream a line of JSON for each event, the last with the pictures. Closing the connection cancels."""
         try:
-            request = request_from_json(read_object(await body(message)), model.config)
+            request = request_from_json(await read_object(message), model.config)
             events = self.answer(request)
             first = await anext(events)
         except (Busy, UserError) as refusal:
@@ -221,7 +220,7 @@ class Front:
                     "note": drawing.note,
                     "share": share,
                     "seconds": ticket.forecast()[1],
-                    "others": min(len(self.line), self.line.at_once) - 1,
+                    "others": self.line.served - 1,
                     "previews": previews,
                 }
                 done, pending = await asyncio.wait(
@@ -251,8 +250,9 @@ async def body(message: HttpRequest, most_bytes: int = MOST_REQUEST_BYTES) -> by
     return content
 
 
-def read_object(content: bytes) -> dict[str, Any]:
-    """A JSON object; UserError for anything else."""
+async def read_object(message: HttpRequest) -> dict[str, Any]:
+    """The JSON object in a message; UserError for anything else."""
+    content = await body(message)
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

@@ -117,7 +117,7 @@ class DrawingService:
         started_s, previewed_s, decoding_s = time.monotonic(), 0.0, 0.0
         rows_before = None
         # The first row takes seconds on a slow machine.
-        yield Running("reading the prompt", 0.0, ticket.forecast()[1], self._others())
+        yield Running("reading the prompt", 0.0, ticket.forecast()[1], self.scheduler.served - 1)
         steps = timed(self.generator.draw([request], self.latency.batch_size()))
         try:
             while True:
@@ -144,13 +144,9 @@ class DrawingService:
                     described = self.generator.describe(request.settings, request.start)
                     yield Done(request, progress.pictures, time.monotonic() - started_s, described)
                     return
-                yield Running(progress.note, share, ticket.forecast()[1], self._others(), previews)
+                yield Running(progress.note, share, ticket.forecast()[1], self.scheduler.served - 1, previews)
         finally:
             self.scheduler.run(cast(Any, steps).close)
-
-    def _others(self) -> int:
-        """How many other prompts are being drawn."""
-        return min(len(self.scheduler), self.scheduler.at_once) - 1
 
     def _step(
         self, steps: Iterator[tuple[Progress, float]], preview: bool

@@ -59,6 +59,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self.tickets)
 
+    @property
+    def served(self) -> int:
+        """How many tickets are being served."""
+        return min(len(self.tickets), self.at_once)
+
     @contextmanager
     def ticket(self, left_s: float = 0.0) -> Iterator[Ticket]:
         """A ticket, held until the block ends; Busy if the queue is full."""
