@@ -52,6 +52,8 @@ class HostConfig:
             raise UserError(f"{path} was not written by this version: {error}") from None
 
     def save(self, run_dir: Path) -> None:
+        """Write host.json, and the missing private keys of its peers."""
+        make_identities(run_dir, self.ports)
         write_json(run_dir / HOST_JSON, dataclasses.asdict(self))
 
     @property

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def make_run(
     if write is not None:
         write()
     run_key = settings.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
-    save_config(run_dir, host_config)
+    host_config.save(run_dir)
     swarm = dataclasses.replace(
         settings.swarm,
         run_key=run_key,
@@ -201,7 +200,7 @@ def with_tokenizer(
         if not tokenizer.is_file():
             raise UserError(f"{init} has no tokenizer.json: name its model's with --tokenizer")
     source = None if tokenizer is None else Tokenizer.from_file(tokenizer)
-    write: Callable[[], None] | None = None
+    write = None
     if before is not None and path.exists():  # without swarm.toml, it is of a set-up that was never finished
         text = path.read_text(encoding="utf-8")
         if source is not None and source.to_json() != text:
@@ -211,16 +210,15 @@ def with_tokenizer(
         training = TrainingData(shards, settings.recipe.data)
         source = source or Tokenizer.train(training.captions(), settings.recipe.data.text_vocab_size)
         text = source.to_json()
-        write = partial(write_texts, run_dir, init, training, text)
+
+        def write() -> None:
+            place_vocabulary(run_dir, init, training.mixed_captions())
+            write_bytes(path, text.encode())
+
     config = new_config(settings.recipe, shards.info, source.vocab_size)
     recipe = dataclasses.replace(settings.recipe, model=config.to_dict())
     swarm = dataclasses.replace(settings.swarm, tokenizer_fingerprint=hashlib.sha256(text.encode()).hexdigest())
     return dataclasses.replace(settings, recipe=recipe, swarm=swarm), write
-
-
-def write_texts(run_dir: Path, init: Path | None, training: TrainingData, tokenizer: str) -> None:
-    place_vocabulary(run_dir, init, training.mixed_captions())
-    write_bytes(run_dir / TOKENIZER, tokenizer.encode())
 
 
 def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named: bool) -> SwarmSettings:
@@ -267,7 +265,7 @@ def make_helper(
         if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} serves the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one does")
-    save_config(run_dir, host_config)
+    host_config.save(run_dir)
     return read_settings(run_dir)
 
 
@@ -314,12 +312,6 @@ def checked_config(before: HostConfig, names: Sequence[str], port: int | None, *
     for address in (host_config.listen, host_config.announce):
         check_ip(address)
     return dataclasses.replace(host_config, ports=choose_ports(names, before.ports, port, host_config.local_host))
-
-
-def save_config(run_dir: Path, host_config: HostConfig) -> None:
-    """Save host.json and create the identities of its peers."""
-    make_identities(run_dir, host_config.ports)
-    host_config.save(run_dir)
 
 
 def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:
