@@ -33,30 +33,26 @@ class StatusFile:
     def __init__(self, run_dir: Path, name: str):
         self.path = status_path(run_dir, name)
         self.content: dict[str, Any] = {"pid": os.getpid(), "notices": [], "noticed": 0}
-        self.lock, self.written_s = threading.Lock(), -math.inf
-
-    def update(self, **changes: Any) -> None:
-        """Write changes at once, and unchanged content every STATUS_INTERVAL_S."""
-        with self.lock:
-            self.write(changes)
+        self.lock, self.written_s = threading.RLock(), -math.inf
 
     def notice(self, line: str) -> None:
         log(line)
         with self.lock:
             notices = [*self.content["notices"], line][-KEPT_NOTICES:]
-            self.write({"notices": notices, "noticed": self.content["noticed"] + 1})
+            self.update(notices=notices, noticed=self.content["noticed"] + 1)
 
-    def write(self, changes: dict[str, Any]) -> None:
-        """Write the file; the lock must be held."""
+    def update(self, **changes: Any) -> None:
+        """Write changes at once, and unchanged content every STATUS_INTERVAL_S."""
         changes = {name: None if value != value else value for name, value in changes.items()}  # JSON has no nan
-        if changes.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
-            return
-        self.content |= changes
-        self.written_s = time.monotonic()
-        try:
-            write_json(self.path, self.content)
-        except OSError as error:  # a full disk must not end the peer
-            log(f"{self.path} could not be written: {error}")
+        with self.lock:
+            if changes.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
+                return
+            self.content |= changes
+            self.written_s = time.monotonic()
+            try:
+                write_json(self.path, self.content)
+            except OSError as error:  # a full disk must not end the peer
+                log(f"{self.path} could not be written: {error}")
 
 
 def log(line: str) -> None:
