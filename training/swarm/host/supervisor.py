@@ -290,19 +290,17 @@ def host_run(
     run_dir: Path,
     settings: SwarmSettings,
     *,
-    device: str = "cpu",
-    page: Sequence[str] = (),
     on_ready: Callable[[], None],
     on_progress: OnProgress,
     on_notice: OnNotice,
-    on_wait: OnNotice = silent,
+    **options: Any,
 ) -> RunStatus:
     """Keep the run alive until its last step; returns its final status.
 
     Args:
         on_ready: called once all of the host's peers are up.
         on_progress: called with the steps done, the total steps, and a note.
-        on_wait: see Supervisor.
+        options: see Supervisor.
 
     If the held-out loss rises too far, the run is rolled back to the last good checkpoint and continues under its
     successor's name, which the helpers serve and the volunteers follow.
@@ -313,7 +311,7 @@ def host_run(
     while True:
         newest = newest_checkpoint(run_dir)  # where the donors begin, before they report
         begun_at = 0 if newest is None else newest.step
-        with supervised(run_dir, device=device, page=page, on_notice=on_notice, on_wait=on_wait) as supervisor:
+        with supervised(run_dir, on_notice=on_notice, **options) as supervisor:
             while not supervisor.finished and supervisor.go_back_to is None:
                 supervisor.poll()
                 if supervisor.all_up:
