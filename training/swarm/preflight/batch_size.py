@@ -58,16 +58,19 @@ class BatchPlan:
     Args:
         batch_size: samples between two reports to the others; in "diloco" mode, of an inner step.
         memory: the recipe's [memory] or the fastest plan that fits, with `micro_batches` parts per batch.
-        samples_at_once: samples per part.
         needed: memory needed.
         seconds: compute time of a part; nan before it is measured.
     """
 
     batch_size: int
     memory: MemoryRecipe
-    samples_at_once: int
     needed: Memory
     seconds: float = math.nan
+
+    @property
+    def samples_at_once(self) -> int:
+        """Samples per part."""
+        return -(-self.batch_size // self.memory.micro_batches)
 
     @property
     def report_s(self) -> float:
@@ -173,9 +176,7 @@ def plan_batch(
     if batch_size is not None:
         memory = dataclasses.replace(memory, micro_batches=-(-batch_size // samples))
         samples = -(-batch_size // memory.micro_batches)
-    return BatchPlan(
-        batch_size=batch_size or samples, memory=memory, samples_at_once=samples, needed=needed(memory, samples)
-    )
+    return BatchPlan(batch_size=batch_size or samples, memory=memory, needed=needed(memory, samples))
 
 
 def measure_batch(
@@ -200,7 +201,7 @@ def measure_batch(
     parts = min(max(1, round(REPORT_S / seconds)), max(1, max_report_samples(settings, ranks) // samples))
     memory = dataclasses.replace(plan.memory, micro_batches=parts)
     needed = memory_needed(settings, memory, samples, gradients.device.type)
-    return BatchPlan(batch_size=samples * parts, memory=memory, samples_at_once=samples, needed=needed, seconds=seconds)
+    return BatchPlan(batch_size=samples * parts, memory=memory, needed=needed, seconds=seconds)
 
 
 def batch_seconds(gradients: GradientComputer, samples: int) -> float:
