@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,15 +134,13 @@ def check_disk(folder: Path, needed_bytes: int) -> Check:
 
 def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Check, ShardSet | None]:
     """Whether `source` holds readable shards of the run; returns the shards, too, unless there is a problem."""
-    if not source:
-        return Check("data", PROBLEM, "the run does not name its data", "name the shards with --data"), None
     codes = codes_of(settings) if settings is not None else None
     try:
+        if not source:
+            raise UserError("the run does not name its data")
         shards = find_shards(source, codes=codes, patience=SHORT_PATIENCE)
-        difference = settings and data_difference(shards, settings)
-        if difference:
-            fix = "name the folder or URL of the run's own shards with --data"
-            return Check("data", PROBLEM, difference, fix), None
+        if settings is not None:
+            check_same_data(shards, settings)
         rows = next(read_rows(shards, 0, 0, READ_ROWS), None)
         if not rows:
             raise DamagedShard(f"{shards.paths[0]} holds no rows")
@@ -172,8 +169,8 @@ def codes_of(settings: SwarmSettings) -> DatasetInfo:
     )
 
 
-def data_difference(shards: ShardSet, settings: SwarmSettings) -> str:
-    """How these shards differ from the run's data, in one sentence; empty if they do not."""
+def check_same_data(shards: ShardSet, settings: SwarmSettings) -> None:
+    """UserError says how these shards differ from the run's data, if they do."""
     config, info = settings.model, shards.info
     fields = {
         "grid": ((info.image_side,) * 2, (config.image_side,) * 2),
@@ -183,8 +180,7 @@ def data_difference(shards: ShardSet, settings: SwarmSettings) -> str:
     for name, (ours, theirs) in fields.items():
         if ours != theirs:
             shown = f"{name} {str(ours)[:12]}, the run has {str(theirs)[:12]}"
-            return f"{shards.name} is other data than the run's: {shown}"
-    return ""
+            raise UserError(f"{shards.name} is other data than the run's: {shown}")
 
 
 def check_clock(offset_s: float | None) -> Check:
@@ -276,10 +272,9 @@ def check_hivemind() -> Check:
     try:
         from training.swarm.network.dht import open_dht
 
-        with tempfile.TemporaryDirectory() as folder:
-            dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"], identity=Path(folder) / "identity")
-            found = f"a DHT node starts on this machine ({len(dht.get_visible_maddrs())} address)"
-            dht.shutdown()
+        dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
+        found = f"a DHT node starts on this machine ({len(dht.get_visible_maddrs())} address)"
+        dht.shutdown()
     except (ImportError, ValueError) as error:
         reason = " ".join(str(error).split())
         return Check("hivemind", PROBLEM, reason, f"{INSTALL}; allow its p2pd to run and to use /tmp")
