@@ -98,16 +98,14 @@ class Site:
             return []
 
     def poll(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
-        """Add the run's state to the history, and refresh the folder every REFRESH_S."""
+        """Add the run's state to the history; every REFRESH_S, update the folder and what this machine makes for it:
+        pictures, the packed model, the prompt page."""
         if overview is not None:
             self.history.add(overview, self.watcher.settings.run_id)
         self.latest = overview, board, records
-        if time.monotonic() >= self.due_s:
-            self.due_s = time.monotonic() + REFRESH_S
-            self.refresh(overview, board, records)
-
-    def refresh(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
-        """Update the folder, and what this machine makes for it: pictures, the packed model, the prompt page."""
+        if time.monotonic() < self.due_s:
+            return
+        self.due_s = time.monotonic() + REFRESH_S
         newest = self.newest_checkpoint()
         if self.painter is not None:
             self.painter.poll(newest)
