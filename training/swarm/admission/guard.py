@@ -117,10 +117,9 @@ def framed(statement: bytes) -> bytes:
 
 
 def unframed(message: bytes) -> tuple[bytes, bytes]:
-    """The pass in front of a message, and the message; both empty if the pass is too long."""
-    count = int.from_bytes(message[:LENGTH_BYTES], "big")
-    end = LENGTH_BYTES + count
-    return (message[LENGTH_BYTES:end], message[end:]) if count <= MAX_PASS_BYTES else (b"", b"")
+    """The pass in front of a message, and the message."""
+    end = LENGTH_BYTES + int.from_bytes(message[:LENGTH_BYTES], "big")
+    return message[LENGTH_BYTES:end], message[end:]
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
