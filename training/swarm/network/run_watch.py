@@ -22,22 +22,29 @@ class RunWatch:
         self.thread.start()
 
     def watch(self) -> None:
-        gate = self.dht.gate
         while self.moved is None and not self.closed.wait(WATCH_INTERVAL_S):
-            if gate is not None and (refusal := gate.own_refusal):
-                self.moved = refusal
-                break
-            for address in self.addresses:
-                try:
-                    current = fetch_settings(self.dht, address)
-                except Unanswered:
-                    continue  # another helper may answer, and this one is asked again
-                except ValueError as error:
-                    self.moved = f"the run goes on with settings that this version cannot read: {error}"
-                    break
-                if current.run_id != self.settings.run_id and not is_behind(current, self.settings):
-                    self.moved = how_it_moved(self.settings, current)
-                    break
+            self.moved = self.news()
+
+    def news(self) -> str | None:
+        """Ask once; returns the new value of `moved`."""
+        gate = self.dht.gate
+        if gate is not None and (refusal := gate.own_refusal):
+            return str(refusal)
+        for address in self.addresses:
+            try:
+                current = fetch_settings(self.dht, address)
+            except Unanswered:
+                continue  # another helper may answer, and this one is asked again
+            except ValueError as error:
+                return f"the run goes on with settings that this version cannot read: {error}"
+            if changes := self.settings.differences(current):
+                return f"the run goes on with another {', '.join(changes)}; rejoin it with the same address"
+            if current.run_id != self.settings.run_id and not is_behind(current, self.settings):
+                return (
+                    f"the run was rolled back to an earlier step and goes on as {current.swarm.name}, without the "
+                    "steps after it; rejoin it with the same address"
+                )
+        return None
 
     def close(self) -> None:
         """Stop asking; does not wait for a call in progress. Call it before the node is shut down."""
@@ -47,14 +54,3 @@ class RunWatch:
 def is_behind(current: SwarmSettings, known: SwarmSettings) -> bool:
     """Whether these are the settings from before a rollback, which a helper elsewhere serves until it restarts."""
     return not current.differences(known) and current.swarm.rollbacks < known.swarm.rollbacks
-
-
-def how_it_moved(before: SwarmSettings, now: SwarmSettings) -> str:
-    """Tell volunteers what happened to the run."""
-    changes = before.differences(now)
-    if changes:
-        return f"the run goes on with another {', '.join(changes)}; rejoin it with the same address"
-    return (
-        f"the run was rolled back to an earlier step and goes on as {now.swarm.name}, without the steps after it; "
-        "rejoin it with the same address"
-    )
