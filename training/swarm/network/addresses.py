@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from hivemind.p2p import P2P, PeerID
@@ -72,11 +73,8 @@ def outward_ip() -> str:
 
 def free_ports(count: int, host: str = EVERYWHERE) -> list[int]:
     """TCP ports that are free at the moment."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [taken.getsockname()[1] for taken in sockets]
-    for taken in sockets:
-        taken.close()
-    return ports
+    with ExitStack() as stack:
+        return [stack.enter_context(socket.create_server((host, 0))).getsockname()[1] for _ in range(count)]
 
 
 def port_is_free(port: int) -> bool:

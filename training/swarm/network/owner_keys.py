@@ -1,5 +1,6 @@
 """Owners of DHT records: a record's subkey is its owner's public key, from which the owner's peer id follows."""
 
+import hashlib
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import hivemind
 import multihash
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
@@ -37,9 +38,8 @@ def owner_peer(owner: Any) -> PeerID | None:
         encoded = serialization.load_ssh_public_key(key).public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        digest = hashes.Hash(hashes.SHA256())
-        digest.update(crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=encoded).SerializeToString())
-        return PeerID(multihash.encode(digest.finalize(), "sha2-256"))
+        message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=encoded).SerializeToString()
+        return PeerID(multihash.encode(hashlib.sha256(message).digest(), "sha2-256"))
     except Exception:  # untrusted bytes may raise anything
         return None
 
