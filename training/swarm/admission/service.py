@@ -16,6 +16,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 
+from dalle_lean.errors import is_whole
 from dalle_lean.io.files import write_bytes
 from training.swarm.admission.bans import BANS
 from training.swarm.admission.gate import Gate
@@ -209,7 +210,7 @@ def counts_of(dht: hivemind.DHT, addresses: Sequence[str]) -> dict[str, int]:
     valid = [counts for counts in found.values() if isinstance(counts, dict)]
 
     def counted(name: str) -> list[int]:
-        return [count for counts in valid if type(count := counts.get(name)) is int and 0 <= count < 2**53]
+        return [count for counts in valid if is_whole(count := counts.get(name), 2**53)]
 
     return {
         "passes": max(counted("passes"), default=0),

@@ -21,7 +21,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import write_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings
@@ -69,7 +69,7 @@ class BootstrapService(ServicerBase):
     async def rpc_read(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
         """A chunk of the file `uid`, of the run or public, from byte `metadata`; empty beyond its end."""
         name, start = request.uid, json.loads(request.metadata) or 0
-        if type(start) is not int or start < 0:
+        if not is_whole(start):
             raise ValueError(f"no byte {str(start)[:40]}")
         if name in self.files:
             return runtime_pb2.ExpertResponse(metadata=self.files[name][start : start + CHUNK_BYTES])

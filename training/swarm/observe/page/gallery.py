@@ -13,7 +13,7 @@ from typing import Self
 
 from PIL import Image
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import atomic_write, link_or_copy, parse, read_text, write_bytes, write_json
 from dalle_lean.progress import OnNotice
 from training.data.catalog import find_shards
@@ -42,8 +42,7 @@ class Drawn:
     files: list[str]
 
     def __post_init__(self) -> None:
-        good = type(self.step) is int and self.step >= 0 and len(self.files) <= PROMPTS
-        if not (good and all(FILE.fullmatch(name) for name in self.files)):
+        if not (is_whole(self.step) and len(self.files) <= PROMPTS and all(map(FILE.fullmatch, self.files))):
             raise UserError(f"the pictures of step {self.step!r} are malformed")
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import atomic_write, parse, sha256_file, write_json
 from dalle_lean.progress import OnNotice
 from training.swarm.host.checkpoints import Checkpoint
@@ -33,7 +33,7 @@ class Download:
     sha256: str
 
     def __post_init__(self) -> None:
-        counts = type(self.step) is int and type(self.size_bytes) is int and 0 <= self.size_bytes <= MOST_BYTES
+        counts = is_whole(self.step) and is_whole(self.size_bytes, MOST_BYTES)
         texts = isinstance(self.file, str) and isinstance(self.sha256, str)
         if not (counts and texts and FILE.fullmatch(self.file) and re.fullmatch(r"[0-9a-f]{64}", self.sha256)):
             raise UserError(f"{NAME} is malformed: {self!r:.200}")
