@@ -56,15 +56,13 @@ class Site:
     ):
         self.folder, self.watcher, self.run_dir, self.prompt_page = folder, watcher, run_dir, prompt_page
         self.on_notice = on_notice
-        begun = {*PAGE_FILES, *(f"{name}.js" for name in BOKEH), NOTEBOOK}  # by a page that was ended at once
+        files = {name: HERE / name for name in PAGE_FILES} | {f"{name}.js": bokeh_file(name) for name in BOKEH}
         found = {path.name for path in folder.iterdir() if not path.name.endswith(".tmp")} if folder.is_dir() else set()
-        if not (found <= begun or "run.json" in found):
+        if not (found <= {*files, NOTEBOOK} or "run.json" in found):  # the former if a page was ended at once
             raise UserError(f"{folder} is not empty and holds no run's page; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        for name in PAGE_FILES:
-            write_bytes(folder / name, (HERE / name).read_bytes())
-        for name in BOKEH:
-            write_bytes(folder / f"{name}.js", bokeh_file(name).read_bytes())
+        for name, file in files.items():
+            write_bytes(folder / name, file.read_bytes())
         self.addresses = watcher.settings.swarm.addresses or watcher.addresses
         copy_notebook(folder / NOTEBOOK, self.addresses)
         settings, memory = watcher.settings, watcher.settings.recipe.memory
