@@ -21,9 +21,9 @@ MAX_DEPTH = 64  # limit of nesting in JSON and TOML, in levels
 
 
 @contextmanager
-def atomic_write(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success sync it and rename it onto `path`, on failure remove it. A kill
-    at any moment leaves the old file or the new one, never half of either."""
+    at any moment leaves the old file or the new one, never half of either. `mode`: the file's permissions."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -33,7 +33,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,9 +1,7 @@
 """Ed25519 keys and the statements that they sign: 64 bytes of signature, then JSON."""
 
 import json
-import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, Self
 
 from cryptography.exceptions import InvalidSignature
@@ -11,7 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import read_bytes
+from dalle_lean.io.files import atomic_write, read_bytes
 
 SIGNATURE_BYTES = 64
 MAX_KEY_FILE_BYTES = 4096
@@ -47,11 +45,8 @@ class SigningKey:
             private = Ed25519PrivateKey.generate().private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
-            with NamedTemporaryFile(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent, delete=False) as file:
-                file.write(private)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(file.name, path)
+            with atomic_write(path, 0o600) as temporary:
+                temporary.write_bytes(private)
         return cls.load(path)
 
     def sign(self, kind: str, content: Any) -> bytes:

@@ -4,7 +4,6 @@ An identity file holds a peer's private key, from which its peer id follows.
 """
 
 import ipaddress
-import os
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from dalle_lean.errors import UserError
+from dalle_lean.io.files import atomic_write
 
 EVERYWHERE = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
@@ -103,13 +103,8 @@ def is_listening_at(address: str) -> bool:
 def make_identity(path: Path) -> None:
     """Create a private key, readable by this user only, unless there is one."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.tmp")
-        fresh.unlink(missing_ok=True)
-        fresh.touch(mode=0o600)
-        P2P.generate_identity(str(fresh))
-        fresh.chmod(0o600)
-        os.rename(fresh, path)
+        with atomic_write(path, 0o600) as temporary:
+            P2P.generate_identity(str(temporary))
 
 
 def peer_id_in(path: Path) -> str:
