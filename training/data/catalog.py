@@ -19,16 +19,11 @@ from dalle_lean.require import require
 from preprocessing.shards.manifest import MOST_MANIFEST_BYTES, DatasetInfo, parse_manifest, read_dataset_info
 
 HUB = "hf://datasets/"
+BUFFER_BYTES = 2**20
+"""Bytes buffered per column, which bounds the memory of an open shard of any size."""
 
 
-@dataclass
-class Reading:
-    """What is being read, for messages about a long wait."""
-
-    path: str = "the list of shards"
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ShardSet:
     """The shards of one data set, always in the same order.
 
@@ -40,7 +35,7 @@ class ShardSet:
         fingerprint: SHA-256 that changes with the data.
         patience: how long to retry remote reads.
         on_notice: called with a line about damage or a long wait.
-        reading: updated by the reader.
+        reading: what is being read, for messages about a long wait.
     """
 
     name: str
@@ -50,15 +45,26 @@ class ShardSet:
     fingerprint: str
     patience: Patience = field(default_factory=Patience)
     on_notice: OnNotice = silent
-    reading: Reading = field(default_factory=Reading, compare=False)
+    reading: str = "the list of shards"
 
     @contextmanager
     def open(self, index: int) -> Iterator[Any]:
-        """Open shard `index` for pyarrow; ValueError if it lacks a valid Parquet footer."""
-        path = self.paths[index]
-        with RemoteFile(path, self.patience, self.on_notice) if is_url(path) else open(path, "rb") as file:
-            check_footer(file)
-            yield file if is_url(path) else path
+        """Open shard `index` as a pyarrow ParquetFile; whatever goes wrong while it is open, also in the caller's
+        block, is raised as DamagedShard: only read there."""
+        from preprocessing.shards.files import naming_damage  # needs torch, which --help should not import
+
+        parquet = require("pyarrow.parquet", extra="training")
+        path, rows = self.paths[index], self.rows[index]
+        with (
+            naming_damage(path),
+            RemoteFile(path, self.patience, self.on_notice) if is_url(path) else open(path, "rb") as content,
+        ):
+            check_footer(content)
+            source = content if is_url(path) else path
+            with parquet.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+                if rows is not None and file.metadata.num_rows != rows:
+                    raise UserError(f"it has {file.metadata.num_rows} rows, its data set says {rows}")
+                yield file
 
 
 def find_shards(

@@ -106,7 +106,7 @@ class TrainingData:
             parts, trained, size = [Rows.none()], [], 0
             for shard, chunks in list(left.items()):
                 start = chunk_start(position.window, first_chunks[shard], chunk)
-                self.shards.reading.path = self.shards.paths[shard]
+                self.shards.reading = self.shards.paths[shard]
                 try:
                     rows = next(chunks, None)
                 except DamagedShard as damage:
@@ -164,7 +164,7 @@ class TrainingData:
                 yield (Batch(*(part.pin_memory() for part in batch)) if pin else batch), position
 
         def on_wait(seconds: float) -> None:
-            self.shards.on_notice(f"still waiting for data after {seconds:.0f} s: reading {self.shards.reading.path}")
+            self.shards.on_notice(f"still waiting for data after {seconds:.0f} s: reading {self.shards.reading}")
 
         return prefetch(pinned(), BATCHES_AHEAD, on_wait, stop_waiting)
 

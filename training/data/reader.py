@@ -1,22 +1,18 @@
 """Reads a shard from any row on, in chunks of a chosen length: column by column, never row by row."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
-from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from preprocessing.shards.files import DamagedShard, Rows, code_batches, decode_rows, keys_of, naming_damage
+from preprocessing.shards.files import DamagedShard, Rows, code_batches, decode_rows, keys_of
 from training.data.catalog import ShardSet
 
 T = TypeVar("T")
 READ_ROWS = 1024
 COLUMNS = ("caption", "code", "key")
-BUFFER_BYTES = 2**20
-"""Bytes buffered per column, which bounds the memory of an open shard of any size."""
 
 
 def join(parts: Sequence[Rows]) -> Rows:
@@ -41,7 +37,7 @@ def read_rows(
     Raises DamagedShard, or Unreachable if a remote cannot be read at all.
     """
     info = shards.info
-    with open_shard(shards, index) as file:
+    with shards.open(index) as file:
         bounds = group_bounds(file)
         groups = [group for group in range(len(bounds) - 1) if bounds[group + 1] > start]
         if not groups:
@@ -60,7 +56,7 @@ def read_rows_at(shards: ShardSet, index: int, wanted: Sequence[int]) -> Iterato
     Raises as `read_rows` does.
     """
     info = shards.info
-    with open_shard(shards, index) as file:
+    with shards.open(index) as file:
         for group, (start, end) in enumerate(pairwise(group_bounds(file))):
             left = [row for row in wanted if start <= row < end]
             parts = batches(file, [group], READ_ROWS, COLUMNS)
@@ -74,7 +70,7 @@ def read_rows_at(shards: ShardSet, index: int, wanted: Sequence[int]) -> Iterato
 
 def read_keys(shards: ShardSet, index: int) -> Iterator[list[str]]:
     """Read the keys of shard `index` in batches; row numbers if it has none. Raises as `read_rows` does."""
-    with open_shard(shards, index) as file:
+    with shards.open(index) as file:
         if "key" not in file.schema_arrow.names:
             yield [str(number) for number in range(file.metadata.num_rows)]
             return
@@ -88,22 +84,6 @@ def undamaged(shards: ShardSet, parts: Iterator[T]) -> Iterator[T]:
         yield from parts
     except DamagedShard as damage:
         shards.on_notice(f"{damage}; the rest of it is skipped")
-
-
-@contextmanager
-def open_shard(shards: ShardSet, index: int) -> Iterator[Any]:
-    """Open shard `index` as a Parquet file; whatever goes wrong while it is open, also in the caller's block, is raised
-    as DamagedShard: only read there."""
-    parquet = require("pyarrow.parquet", extra="training")
-    rows = shards.rows[index]
-    with (
-        naming_damage(shards.paths[index]),
-        shards.open(index) as content,
-        parquet.ParquetFile(content, buffer_size=BUFFER_BYTES, pre_buffer=False) as file,
-    ):
-        if rows is not None and file.metadata.num_rows != rows:
-            raise UserError(f"it has {file.metadata.num_rows} rows, its data set says {rows}")
-        yield file
 
 
 def group_bounds(file: Any) -> list[int]:
