@@ -25,12 +25,12 @@ def records_folder(out: Path) -> Path:
     return out / ".progress"
 
 
-def begin(out: Path, settings: Mapping[str, Any]) -> None:
-    """Record the settings in a fresh folder, or check that they are those of the run to continue. FileNotFoundError if
-    another machine has just finished and removed the records."""
+def begin(out: Path, settings: Mapping[str, Any], shards: str = "shard-*.parquet") -> None:
+    """Record the settings in a folder without `shards`, or check that they are those of the run to continue.
+    FileNotFoundError if another machine has just finished and removed the records."""
     path = records_folder(out) / "settings.json"
     if not path.exists():
-        if any(out.glob("shard-*.parquet")):
+        if any(out.glob(shards)):
             raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
         write_once(path, settings)
     refuse_other_settings(out, read_json(path), settings)

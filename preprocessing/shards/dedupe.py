@@ -26,7 +26,6 @@ from preprocessing.encoding.part_records import (
     begin,
     gather,
     is_finished,
-    records_folder,
     remove_leftovers,
     write_record,
 )
@@ -79,9 +78,7 @@ def make_shards(
     info: DatasetInfo, folder: Path, out: Path, settings: dict[str, Any], threads: int, on_progress: OnProgress
 ) -> None:
     """Write all files in `out`, dataset.json last."""
-    if not records_folder(out).exists() and any(out.glob("*.parquet")):
-        raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
-    begin(out, settings)
+    begin(out, settings, "*.parquet")
     done = 0
 
     def each(function: Callable[..., T], *of_shards: Sequence[Any]) -> Iterator[T]:
