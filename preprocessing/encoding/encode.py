@@ -171,9 +171,7 @@ def missing_parts(job: EncodingJob) -> list[int]:
 def gather(job: EncodingJob, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
     """Write `dataset.json` if all parts are made. Machines that do so at the same moment write the same bytes.
     FileNotFoundError if another one has just gathered and removed the records."""
-    if (info := finished(job.out, settings)) is not None:
-        return info
-    if missing_parts(job):
+    if missing_parts(job):  # or another machine has gathered and removed their records
         return finished(job.out, settings)
     counts, shards = part_records.gather(job.out, job.parts)
     if job.explain:
