@@ -11,6 +11,7 @@ from dalle_lean.images.files import PICTURE_SUFFIXES, lies_in, read_picture
 from dalle_lean.images.image_folder import LISTING, Unusable, listed_file, parse_line
 from preprocessing.sources.sample import (
     MAX_CAPTION_BYTES,
+    MAX_TEXT_BYTES,
     NumberedParts,
     Sample,
     caption_of,
@@ -18,8 +19,6 @@ from preprocessing.sources.sample import (
     metadata_of,
     scalar,
 )
-
-MAX_TEXT_BYTES = 2**20
 
 
 class ListedFolder(NumberedParts):

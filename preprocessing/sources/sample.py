@@ -20,6 +20,7 @@ METADATA_NAMES = {
     "original_height": ("original_height",),
 }
 MAX_CAPTION_BYTES = 64 * 2**10  # the rest of a longer caption is not read
+MAX_TEXT_BYTES = 2**20  # of a line, a .txt or a .json
 SCALARS = (str, int, float, bytes)
 
 

@@ -9,9 +9,8 @@ from typing import IO, cast
 from dalle_lean.images.files import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
 from dalle_lean.io.remote_errors import Unreachable
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
-from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of
+from preprocessing.sources.sample import MAX_TEXT_BYTES, Sample, caption_of, json_object, metadata_of
 
-MAX_TEXT_BYTES = 2**20
 LIMITS = {"picture": MAX_PICTURE_BYTES, "text": MAX_TEXT_BYTES, "json": MAX_TEXT_BYTES}
 KINDS = {".txt": "text", ".json": "json", **dict.fromkeys(PICTURE_SUFFIXES, "picture")}
 SAMPLE_NAME = re.compile(r"((?:.*/|)[^./][^./]*)(\.[^/]+)", re.DOTALL)
