@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dalle_lean.images.files import MAX_PIXELS, UnusablePicture, open_picture, square_pixels
-from dalle_lean.words import utf8
 from preprocessing.encoding.duplicates import perceptual_hash
 from preprocessing.encoding.filters import Rules
 from preprocessing.sources import Sample
@@ -30,28 +29,15 @@ class Rejection:
 class Candidate:
     """A picture that passed the filter, with everything its rows hold besides the codes."""
 
-    key: str
-    caption: str
-    nsfw: str | None
-    url: str | None
+    sample: Sample
     width: int  # of the original, in pixels, like height
     height: int
     pixels: NDArray[np.uint8]  # [views, side, side, 3], RGB; each view becomes a row
     hash: int | None = None  # perceptual hash of the first view, if duplicates are rejected
 
-    @classmethod
-    def of(cls, sample: Sample, *, width: int, height: int, pixels: NDArray[np.uint8], hash: int | None) -> Self:
-        """The sample's caption and metadata, with the results of decoding."""
-        return cls(
-            key=sample.key,
-            caption=sample.caption or "",
-            nsfw=optional_text(sample.metadata.get("NSFW")),
-            url=optional_text(sample.metadata.get("url")),
-            width=width,
-            height=height,
-            pixels=pixels,
-            hash=hash,
-        )
+    @property
+    def key(self) -> str:
+        return self.sample.key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +55,7 @@ class Decoding:
         """Filter the sample, and decode its pixels unless it is rejected."""
         if sample.problem:
             return Rejection(sample.key, sample.problem)
-        nsfw = optional_text(sample.metadata.get("NSFW"))
+        nsfw = sample.text("NSFW")
         if reason := self.rules.text_reject_reason(sample.caption, nsfw):
             return Rejection(sample.key, reason)
         try:
@@ -83,8 +69,8 @@ class Decoding:
         except UnusablePicture as error:
             return Rejection(sample.key, error.reason, str(error))
         views = [view for square in squares for view in ((square, square[:, ::-1]) if self.flip else (square,))]
-        return Candidate.of(
-            sample,
+        return Candidate(
+            sample=sample,
             width=width,
             height=height,
             pixels=np.stack(views),
@@ -112,7 +98,3 @@ def original_size(claimed: Any, actual: int) -> int:
     if isinstance(claimed, int | float) and 0 < claimed <= MAX_SIDE:
         return int(claimed)
     return 0
-
-
-def optional_text(value: Any) -> str | None:
-    return None if value is None or value == "" else utf8(str(value))

@@ -151,14 +151,15 @@ class Part:
                 self.explained.append(result)
             return
         self.kept += 1
+        sample = result.sample
         for view, pixels in enumerate(result.pixels):
             row = partial(
                 Row,
-                caption=result.caption,
-                nsfw=result.nsfw,
+                caption=sample.caption or "",
+                nsfw=sample.text("NSFW"),
                 original_width=result.width,
                 original_height=result.height,
-                url=result.url,
+                url=sample.text("url"),
                 key=f"{result.key}#{view}" if view else result.key,  # the first view has the picture's key
             )
             self.pending.append((row, pixels))

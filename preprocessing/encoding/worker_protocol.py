@@ -57,8 +57,8 @@ def from_bytes(answer: bytes, sample: Sample, decoding: Decoding) -> Candidate |
     hashed = decoding.rules.max_hash_distance is not None
     if not hashed and said.get("hash") is not None:
         raise BadAnswer("a perceptual hash that was not asked for")
-    return Candidate.of(
-        sample,
+    return Candidate(
+        sample=sample,
         width=number(said, "width", MAX_SIDE),
         height=number(said, "height", MAX_SIDE),
         pixels=np.frombuffer(content, np.uint8).reshape(views, decoding.side, decoding.side, 3),

@@ -40,6 +40,11 @@ class Sample:
         object.__setattr__(self, "key", utf8(self.key))
         object.__setattr__(self, "caption", None if self.caption is None else utf8(self.caption))
 
+    def text(self, name: str) -> str | None:
+        """Metadata as valid UTF-8; None if there is none, or it is empty."""
+        value = self.metadata.get(name)
+        return None if value is None or value == "" else utf8(str(value))
+
 
 class Source(Protocol):
     """Pictures with captions in a fixed order, cut into parts. Sources hold no open files and can be pickled: worker

@@ -19,7 +19,7 @@ PIXELS = bytes(4 * 2 * 2 * 3)
 
 def kept(views: int, hash: int | None = None) -> Candidate:
     pixels = np.arange(views * 12, dtype=np.uint8).reshape(views, 2, 2, 3)
-    return Candidate.of(SAMPLE, width=40, height=30, pixels=pixels, hash=hash)
+    return Candidate(sample=SAMPLE, width=40, height=30, pixels=pixels, hash=hash)
 
 
 @pytest.mark.parametrize(
