@@ -98,8 +98,6 @@ def preprocess(
     )
     model = load_vqgan(vqgan)
     make, where, gpu = pick_makers(device, cluster, cluster_workers, gather)
-    if where in ("cpu", "cuda") or where.startswith("cuda:"):
-        model.to(where)
     started, encoded = time.perf_counter(), 0
     with progress_bar("preprocess", "pictures") as show:
 
@@ -189,7 +187,7 @@ def pick_makers(
     if gather:
         return None, "cpu", gpu
     if len(picked) == 1:
-        return make_parts, str(picked[0]), gpu
+        return (lambda job, vqgan, *rest: make_parts(job, vqgan.to(picked[0]), *rest)), str(picked[0]), gpu
     if len({one.type for one in picked}) > 1:
         raise UserError(f"device={device!r}: CPUs and GPUs round differently; choose one kind for all shards")
     return partial(make_on_devices, devices=picked), f"{len(picked)} devices", gpu

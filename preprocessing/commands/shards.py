@@ -18,7 +18,6 @@ shards = typer.Typer(
     rich_markup_mode=None,
 )
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of shards.")]
-FAULTY = 1
 
 
 @shards.command()
@@ -47,7 +46,7 @@ def verify(
     console.print(table, markup=False)
     files = len({fault.file for fault in faults})
     say(f"{folder}: {files} of its files {'is' if files == 1 else 'are'} not sound ({shards_and_pictures(info)})")
-    raise typer.Exit(FAULTY)
+    raise typer.Exit(1)
 
 
 @shards.command()
