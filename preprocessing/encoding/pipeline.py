@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self, TypeVar, cast
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -79,16 +79,13 @@ class Encoder:
             self.at_once = min(self.torch_threads, max(1, SIDE_BY_SIDE_BYTES // widest_bytes))
 
     def __enter__(self) -> Self:
-        self.threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="encode", initializer=self.share_cores)
+        share_cores = partial(torch.set_num_threads, self.torch_threads // self.at_once) if self.at_once > 1 else None
+        self.threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="encode", initializer=share_cores)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.threads.shutdown(cancel_futures=True)
         torch.set_num_threads(self.torch_threads)
-
-    def share_cores(self) -> None:
-        if self.at_once > 1:
-            torch.set_num_threads(self.torch_threads // self.at_once)
 
     def start(self, pixels: Tensor) -> Future[Tensor]:
         """Like `encode`, in the background."""
@@ -282,13 +279,8 @@ def samples_of(job: EncodingJob, parts: Iterable[int], pinned: bool) -> Iterator
 
 
 def ahead(executor: Executor, items: Iterator[T], depth: int) -> Iterator[T]:
-    """The items, computed in the executor's one thread up to `depth` ahead."""
-    end = object()
-
-    def step() -> T | object:
-        return next(items, end)
-
-    waiting = deque(executor.submit(step) for _ in range(depth))
-    while (item := waiting.popleft().result()) is not end:
-        waiting.append(executor.submit(step))
-        yield cast(T, item)
+    """The items, none of them None, computed in the executor's one thread up to `depth` ahead."""
+    waiting = deque(executor.submit(next, items, None) for _ in range(depth))
+    while (item := waiting.popleft().result()) is not None:
+        waiting.append(executor.submit(next, items, None))
+        yield item
