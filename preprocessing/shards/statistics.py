@@ -68,17 +68,16 @@ def collect_statistics(
     info = read_dataset_info(folder)
     statistics = ShardStatistics(info, np.zeros(info.codebook_size, np.int64))
     drawn = np.random.default_rng(seed).choice(info.num_rows, min(count, info.num_rows), replace=False, shuffle=False)
-    wanted = iter(sorted(drawn.tolist()))
-    next_wanted, done = next(wanted, None), 0
+    drawn.sort()
+    done = 0
     for shard in info.shards:
         statistics.file_bytes += (folder / shard.file).stat().st_size
         for rows in read_blocks(folder / shard.file, info.num_codes, info.codebook_size):
             statistics.code_counts += np.bincount(rows.codes.ravel(), minlength=info.codebook_size)
             statistics.caption_lengths.update(map(len, rows.captions))
-            while next_wanted is not None and next_wanted < done + len(rows):
-                at = next_wanted - done
+            start, end = drawn.searchsorted((done, done + len(rows)))
+            for at in drawn[start:end] - done:
                 statistics.sample_rows.append(SampleRow(rows.keys[at], rows.captions[at], rows.codes[at].copy()))
-                next_wanted = next(wanted, None)
             done += len(rows)
             on_progress(done, info.num_rows, shard.file)
     return statistics
