@@ -68,13 +68,6 @@ class ClipRecipe(PictureRecipe):
         if not all(self.alike):
             raise UserError(f"alike={self.alike}: every list must name at least one field")
 
-    def identity(self) -> dict[str, Any]:
-        """As in the base class, but without `extra_captions` if there are none: older checkpoints lack it."""
-        identity = super().identity()
-        if not self.extra_captions:
-            del identity["extra_captions"]
-        return identity
-
     @property
     def fields(self) -> tuple[str, ...]:
         """Fields of the listing to read."""

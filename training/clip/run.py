@@ -100,9 +100,10 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         self.views = {"": self.heldout.pixels[:]}
         """Of the held-out pictures, uint8 [N, 3, S, S], by the prefix of their measurements."""
         if vqgan is not None:
+            codec = VQGAN.load(vqgan).to(device)
             self.views["decoded_"] = torch.empty_like(self.views[""])
-            decode(VQGAN.load(vqgan).to(device), self.heldout.pixels, self.views["decoded_"])
-            self.data = partly_decoded(self.data, out / "decoded.npy", vqgan, recipe, device, on_progress)
+            decode(codec, self.heldout.pixels, self.views["decoded_"])
+            self.data = self.partly_decoded(codec, on_progress)
         if init is None:
             words = place_tokenizer(out, tokenizer, self.data.captions, recipe.vocab_size)
             self.scorer = new_scorer(recipe, words, device)
@@ -117,8 +118,23 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         self.ranking: RankingQuestions | None = None
         if recipe.alike:
             self.ranking = ranking_questions(self.heldout, self.data, recipe.alike[0], THING_CHOICES, recipe.seed)
-        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=self.identity)
+        defaults = {"recipe": {"extra_captions": 0}}
+        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=self.identity, defaults=defaults)
         self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(self.data.skipped)}), "among": AMONG})
+
+    def partly_decoded(self, vqgan: VQGAN, on_progress: OnProgress | None) -> ImageTextPairs:
+        """The training pictures, a random share of them replaced by VQGAN reconstructions, stored in decoded.npy."""
+        data, seed = self.data, self.recipe.seed
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+        rows = order[: round(self.recipe.decoded_share * len(data))]
+        made_from = f"{self.identity['training pictures']} {self.identity['vqgan']} {seed} {len(rows)}"
+
+        def fill(decoded: Tensor) -> None:
+            decode(vqgan, data.pixels.take(rows), decoded, on_progress)
+
+        store = self.out / "decoded.npy"
+        decoded, _ = in_file(store, made_from, len(rows), self.recipe.picture_side, fill)
+        return replace(data, pixels=data.pixels.replaced(rows, decoded))
 
     def batches(self, stopping: Callable[[], bool]) -> Generator[list[int], None, None]:
         anchors = distinct_batches(self.data.captions, self.hard_negatives.num_anchors, self.recipe.seed)
@@ -148,9 +164,20 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         return numbers
 
     def evaluate(self) -> None:
-        if self.due(self.settings.heldout_every):
-            self.progress.measured = measure(self.scorer, self.views, self.heldout.captions, self.ranking)
-            self.metrics.write(self.progress.step, **self.progress.measured)
+        """For each view of the held-out pictures, measure the share whose own caption ranks first among 50, and among
+        those of the ranking questions."""
+        if not self.due(self.settings.heldout_every):
+            return
+        captions, ranking, measured = self.heldout.captions, self.ranking, {}
+        texts = self.scorer.text_features(captions).cpu()
+        choices = None if ranking is None else self.scorer.text_features(ranking.captions).cpu()
+        for view, pixels in self.views.items():
+            pictures = self.scorer.image_features(pixels.float() / 255).cpu()
+            measured[f"{view}right_caption_first"] = right_caption_first(pictures, texts, captions, of=CAPTION_CHOICES)
+            if ranking is not None and choices is not None:
+                measured[f"{view}right_thing_first"] = ranking.accuracy(pictures, choices)
+        self.progress.measured = measured
+        self.metrics.write(self.progress.step, **measured)
 
     def write_result(self) -> None:
         self.scorer.save(self.out / "clip", self.save_dtype)
@@ -204,21 +231,6 @@ def read_sets(
     return train_set, heldout_set.subsample(recipe.heldout_pictures)
 
 
-def partly_decoded(
-    data: ImageTextPairs, store: Path, vqgan: Path, recipe: ClipRecipe, device: str, on_progress: OnProgress | None
-) -> ImageTextPairs:
-    """`data` with a random share of its pictures replaced by VQGAN reconstructions, stored in the file `store`."""
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
-    rows = order[: round(recipe.decoded_share * len(data))]
-    made_from = f"{data.digest()} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
-
-    def fill(decoded: Tensor) -> None:
-        decode(VQGAN.load(vqgan).to(device), data.pixels.take(rows), decoded, on_progress)
-
-    decoded, _ = in_file(store, made_from, len(rows), recipe.picture_side, fill)
-    return replace(data, pixels=data.pixels.replaced(rows, decoded))
-
-
 def decode(vqgan: VQGAN, pixels: Pixels, decoded: Tensor, on_progress: OnProgress | None = None) -> None:
     """Encode and decode pictures, and write them into `decoded`, uint8 [N, 3, S, S]."""
     done = 0
@@ -227,19 +239,3 @@ def decode(vqgan: VQGAN, pixels: Pixels, decoded: Tensor, on_progress: OnProgres
         done += len(part)
         if on_progress is not None:
             on_progress(done, len(pixels), "pictures encoded and decoded")
-
-
-def measure(
-    scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], ranking: RankingQuestions | None
-) -> dict[str, float]:
-    """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption ranks first among 50, and
-    among those of the ranking questions."""
-    texts = scorer.text_features(captions).cpu()
-    choices = None if ranking is None else scorer.text_features(ranking.captions).cpu()
-    measured = {}
-    for view, pixels in views.items():
-        pictures = scorer.image_features(pixels.float() / 255).cpu()
-        measured[f"{view}right_caption_first"] = right_caption_first(pictures, texts, captions, of=CAPTION_CHOICES)
-        if ranking is not None and choices is not None:
-            measured[f"{view}right_thing_first"] = ranking.accuracy(pictures, choices)
-    return measured
