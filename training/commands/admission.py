@@ -11,13 +11,13 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import begin_loading, say
+from training.commands.options import RunDir
 
 if TYPE_CHECKING:
     from training.swarm.admission.keys import SigningKey
     from training.swarm.admission.passes import Invite
 
 DAY_S = 24 * 3600
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")]
 Subject = Annotated[
     str, typer.Argument(metavar="PEER_OR_CODE", help="Peer id of a machine, or the code or id of an invitation.")
 ]

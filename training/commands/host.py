@@ -19,6 +19,7 @@ from training.commands.options import (
     Export,
     PageAddress,
     PromptPage,
+    RunDir,
     TokenizerFile,
     check_page_options,
 )
@@ -274,7 +275,7 @@ def options_except(context: typer.Context, known: Sequence[str]) -> str:
 
 
 def rollback(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")],
+    run_dir: RunDir,
     to: Annotated[int | None, typer.Option(help="Step to go back to.")] = None,
 ) -> None:
     """Roll a run back to one of its checkpoints, or list them if --to is not given. Stop `dalle-lean host` first."""

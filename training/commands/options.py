@@ -12,6 +12,7 @@ from training.run.loop_settings import PictureRecipe
 
 R = TypeVar("R", bound=PictureRecipe)
 Code = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one; needed only once.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")]
 DEFAULT_PAGE_ADDRESS = "127.0.0.1:7870"
 PageAddress = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Address that --page listens on; 0.0.0.0:PORT admits other machines.")
