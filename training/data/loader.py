@@ -16,7 +16,7 @@ from training.data.catalog import ShardSet
 from training.data.heldout import by_name_hash, is_heldout, key_hash
 from training.data.prefetch import prefetch
 from training.data.reader import READ_ROWS, join, read_rows, undamaged
-from training.data.sampler import Position, chunk_start, first_chunk_rows, shard_groups, window_order
+from training.data.sampler import Position, chunk_start, first_chunk_rows, shard_groups, shuffled
 from training.run.recipe import DataRecipe
 
 WINDOWS_AHEAD, BATCHES_AHEAD = 1, 2
@@ -119,7 +119,7 @@ class TrainingData:
                     parts.append(rows)
                     trained += [size + index for index in self.training_indices(rows)]
                     size += len(rows)
-            order = window_order(len(trained), self.order_seed, position).tolist()
+            order = shuffled(len(trained), self.order_seed, position.epoch, position.group, position.window).tolist()
             yield join(parts).take([trained[index] for index in order]), position
             if not left:
                 return

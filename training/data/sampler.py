@@ -60,8 +60,3 @@ def first_chunk_rows(chunk: int, rows: int | None, seed: int, epoch: int, shard:
 def chunk_start(window: int, first: int, chunk: int) -> int:
     """The row where a shard's chunk for this window begins; its first chunk has `first` rows, the others `chunk`."""
     return first + (window - 1) * chunk if window else 0
-
-
-def window_order(rows: int, seed: int, position: Position) -> NDArray[np.intp]:
-    """The shuffled order of the rows of the window at `position`."""
-    return shuffled(rows, seed, position.epoch, position.group, position.window)
