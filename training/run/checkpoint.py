@@ -44,7 +44,10 @@ def save_checkpoint(
             "model": weights,
             "optimizer": optimizer_state,
             "scales": None if scales is None else scales.state_dict(),
-            "random": random_state(),
+            "random": {
+                "cpu": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            },
             "progress": progress,
             "run": json.dumps(run),
         }
@@ -104,21 +107,12 @@ def load_checkpoint(
     optimizer.load_state_dict(sharded_optimizer_state(state["optimizer"], optimizer.param_groups))
     if scales is not None and state.get("scales") is not None:
         scales.load_state_dict(state["scales"])
-    set_random_state(state["random"])
+    torch.set_rng_state(state["random"]["cpu"])
+    # Devices missing here are ignored.
+    for device, generator in enumerate(state["random"]["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(generator, device)
     progress: dict[str, Any] = state["progress"]
     return progress
-
-
-def random_state() -> dict[str, Any]:
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Restore `random_state`; devices missing here are ignored."""
-    torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available():
-        for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(generator, device)
 
 
 def full_tensors(value: Any, keep: bool) -> Any:

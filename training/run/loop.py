@@ -19,7 +19,7 @@ from training.run.graceful_stop import TimeLimit, interrupt_deferred
 from training.run.loop_settings import LoopSettings
 from training.run.metrics import MetricsLog, Throughput
 from training.run.processes import ALONE, Processes
-from training.run.progress import StepCount
+from training.run.progress import StepCount, TrainingDiverged
 
 logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
@@ -140,9 +140,13 @@ class TrainingRun(ABC, Generic[Batch, P]):
             progress.step = step
         elif not progress.count_step(numbers):
             self.metrics.write(step, skipped=progress.skipped)
-            progress.check_divergence(
-                numbers, self.settings.max_skipped_in_row, out=self.out, saved_step=self.saved_step
-            )
+            if progress.skipped_in_row >= self.settings.max_skipped_in_row:
+                listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
+                raise TrainingDiverged(
+                    f"{progress.skipped_in_row} steps in a row had a non-finite loss or gradient, until step {step} "
+                    f"({listed}); {self.out} keeps the state of step {self.saved_step}; try a lower learning rate, a "
+                    "longer warm-up or fp32"
+                )
         elif self.due(self.settings.log_every):
             self.log(numbers, self.throughput.per_second())
 

@@ -25,9 +25,11 @@ class MetricsLog:
         self.writer: Any = None
         if out is None:
             return
-        self.path = out / NAME
-        truncate_after(self.path, step)
-        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        path = out / NAME
+        kept = [line for line in read_metrics(path) if line["step"] <= step]
+        with atomic_write(path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         require("tensorboard", extra="training")
         from torch.utils.tensorboard import SummaryWriter
 
@@ -70,9 +72,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]
-
-
-def truncate_after(path: Path, step: int) -> None:
-    kept = [line for line in read_metrics(path) if line["step"] <= step]
-    with atomic_write(path) as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from dalle_lean.errors import UserError
@@ -36,16 +35,6 @@ class StepCount:
         else:
             self.skipped, self.skipped_in_row = self.skipped + 1, self.skipped_in_row + 1
         return taken
-
-    def check_divergence(self, numbers: Mapping[str, float], limit: int, out: Path, saved_step: int) -> None:
-        """Raise TrainingDiverged after `limit` skipped steps in a row; `saved_step` is the last one saved in `out`."""
-        if self.skipped_in_row >= limit:
-            listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
-            raise TrainingDiverged(
-                f"{self.skipped_in_row} steps in a row had a non-finite loss or gradient, until step {self.step} "
-                f"({listed}); {out} keeps the state of step {saved_step}; try a lower learning rate, a longer warm-up "
-                "or fp32"
-            )
 
     def note(self, total_steps: int) -> str:
         """A short status for a progress bar."""
