@@ -20,7 +20,6 @@ LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", 
 MOST_RECIPE_BYTES = 2**20
 SHARED_SCHEDULE = ("total_steps", "peak_lr", "warmup_steps", "hold_steps", "length_warmup")
 """The fields of a schedule that decide what is learnt; the others are intervals."""
-PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +224,9 @@ class Recipe:
                 raise UserError(f"{name} = {values!r}: must be a section")
             try:
                 if name == "optimizer":
-                    values = without_delayed(values)
+                    values = dict(values)
+                    if (delayed := values.pop("delayed", False)) is not False:  # an option that earlier versions had
+                        raise UserError(f"delayed = {delayed!r}: this option is gone; leave it out")
                 parts[name] = values if name == "model" else typed_section(type(known[name]), values)
             except ValueError as error:
                 raise UserError(f"[{name}] {error}") from None
@@ -245,9 +246,7 @@ class Recipe:
         precision: str | None = None,
     ) -> Self:
         """The recipe with the given values; warm-ups and hold keep their shares of `steps`."""
-        schedule = self.schedule
-        if steps is not None:
-            schedule = schedule.with_steps(steps)
+        schedule = self.schedule if steps is None else self.schedule.with_steps(steps)
         return dataclasses.replace(
             self,
             schedule=replace_given(schedule, peak_lr=lr),
@@ -295,13 +294,6 @@ class Recipe:
         return config
 
 
-def without_delayed(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """An [optimizer] section without `delayed`, an option that earlier versions had; UserError if it is on."""
-    if optimizer.get("delayed", False) is not False:
-        raise UserError(f"delayed = {optimizer['delayed']!r}: this option is gone; leave it out")
-    return {name: value for name, value in optimizer.items() if name != "delayed"}
-
-
 def replace_given(section: Any, **values: Any) -> Any:
     """`dataclasses.replace` with the values that are not None."""
     return dataclasses.replace(section, **{name: value for name, value in values.items() if value is not None})
@@ -334,7 +326,7 @@ def parse_recipe(text: str, *, needs_model: bool = True) -> Recipe:
     recipe = Recipe.from_dict(sections)
     if needs_model and not recipe.model:
         raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's model")
-    for name in PLAN_LAMB_ONLY:
+    for name in ("offload_optimizer", "master_weights"):
         if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
             raise UserError(
                 f"[memory] {name}: {recipe.optimizer.name} has no such setting; leave it out or choose lamb"

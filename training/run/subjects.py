@@ -22,11 +22,6 @@ from training.run.recipe import (
     recipe_names,
 )
 
-OWN = "your recipe"
-"""Title of a recipe given as TOML."""
-PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
-"""For a model folder, which does not say how to train it."""
-
 
 def find_subject(
     name: str,
@@ -44,20 +39,20 @@ def find_subject(
 
     ValueError lists the known names, or says what is wrong with a recipe, in the words of `train`.
     """
-    TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or "lamb")
+    fields = model or {}
+    setup = TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or TrainingSetup.optimizer)
     if name in PRESETS:
-        subject = PricedModel(name, PRESETS[name], MemoryPlan(activations="keep", loss_tokens=None))
-        subject = dataclasses.replace(subject, model=changed_model(subject, model or {}))
-        setup = TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or subject.setup.optimizer)
-        return dataclasses.replace(subject, setup=setup, precision=precision or "fp32")
-    title, recipe = (OWN, parse_recipe(name)) if name.endswith("\n") else (Path(name).stem, recipe_at(name))
-    changed_model(of_recipe(title, recipe), model or {})
+        plan = MemoryPlan(activations="keep", loss_tokens=None)
+        subject = PricedModel(name, PRESETS[name], plan, setup, precision or "fp32")
+        return dataclasses.replace(subject, model=changed_model(subject, fields))
+    title, recipe = ("your recipe", parse_recipe(name)) if name.endswith("\n") else (Path(name).stem, recipe_at(name))
+    changed_model(of_recipe(title, recipe), fields)
     memory = recipe.memory
     if plan is not None:
         memory = dataclasses.replace(memory, **dataclasses.asdict(plan))
     recipe = dataclasses.replace(
         recipe,
-        model={**recipe.model, **(model or {})},
+        model={**recipe.model, **fields},
         memory=dataclasses.replace(memory, precision=precision or memory.precision),
         optimizer=optimizer_of(optimizer, recipe.optimizer),
     )
@@ -109,7 +104,8 @@ def recipe_of_folder(folder: Path) -> Recipe:
     fields: Any = read_folder_config(folder, MODEL_FORMAT).get("dalle")
     if not isinstance(fields, dict):
         raise UserError(f"{path} has no section dalle, the model's configuration")
+    plain = MemoryRecipe(grads_in_place=False, master_weights=False)  # the folder does not say how to train it
     try:
-        return Recipe(model=fields, memory=PLAIN, data=DataRecipe(batch_size=1))
+        return Recipe(model=fields, memory=plain, data=DataRecipe(batch_size=1))
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: {error}") from None
