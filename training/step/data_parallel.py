@@ -41,11 +41,6 @@ class Losses(nn.Module):
         return self.losses(*inputs)
 
 
-def replicated(model: nn.Module, losses: Callable[..., tuple[Tensor, Tensor]]) -> DistributedDataParallel:
-    """Wrap the losses of a model that every process holds whole, with a `replicated_plan`."""
-    return DistributedDataParallel(Losses(model, losses), gradient_as_bucket_view=True)
-
-
 def sharded(model: Dalle | None, processes: Processes) -> Dalle:
     """Shard each tensor of the first process's model over all processes; every process fills its own part.
 

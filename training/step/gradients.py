@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from dalle_lean import Dalle
 from dalle_lean.model.dalle import Crop
@@ -13,7 +14,7 @@ from dalle_lean.precision import autocast
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
-from training.step.data_parallel import gradient_sync, is_fsdp, replicated, replicated_plan, runnable_plan
+from training.step.data_parallel import Losses, gradient_sync, is_fsdp, replicated_plan, runnable_plan
 
 
 class GradientComputer:
@@ -39,7 +40,7 @@ class GradientComputer:
             self.model.scales = BranchScales(2 * model.config.num_layers)
         self.losses: Any = torch.compile(model.losses) if memory.compile else model.losses
         if replicate:
-            self.losses = replicated(model, self.losses)
+            self.losses = DistributedDataParallel(Losses(model, self.losses), gradient_as_bucket_view=True)
 
     @property
     def device(self) -> torch.device:
