@@ -5,6 +5,7 @@ pictures in pictures.npy and heldout.npy.
 """
 
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -100,14 +101,6 @@ class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
         self.classifier.save(self.out / "classifier")
 
 
-def read_things(folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path) -> ImageTextPairs:
-    """Read the pictures of a folder that show one thing each, cropped to it at this side; captions are the names.
-
-    Arguments as for `read_captioned`.
-    """
-    return read_captioned(folder, side, on_progress, label_of=only_thing, read=read_thing, store=store)
-
-
 def only_thing(entry: Line) -> str:
     """The only thing that a line of a listing names; raises Unusable if it does not name exactly one."""
     things = entry.get("things")
@@ -125,3 +118,7 @@ def read_thing(folder: Path, name: str, side: int) -> Tensor:
     """Crop one picture to its thing: uint8 [3, side, side]."""
     pixels = read_picture(folder, name, READ_SIDE).permute(1, 2, 0).numpy()
     return picture_of_thing(Image.fromarray(pixels), side)
+
+
+read_things = partial(read_captioned, label_of=only_thing, read=read_thing)
+"""`read_captioned` of the pictures that show one thing each, cropped to it; captions are the names."""
