@@ -48,8 +48,9 @@ class NearestLearner(nn.Module):
         """
         quantizer = self.quantizers[0]
         vectors = z.detach().permute(0, 2, 3, 1).flatten(end_dim=2)  # [M, C]
-        if not self.counts.any():
-            self.initialize(vectors, generator)
+        if not self.counts.any():  # the first batch: random vectors of it become the codes
+            rows = torch.randint(len(vectors), (len(self.counts),), generator=generator).to(vectors.device)
+            self.place(torch.arange(len(self.counts), device=vectors.device), vectors[rows], len(vectors))
         with torch.no_grad():
             codes = quantizer.scores(z).argmax(dim=1)  # [N, h, w]
             quantized = F.embedding(codes, quantizer.table).permute(0, 3, 1, 2)
@@ -57,11 +58,6 @@ class NearestLearner(nn.Module):
             self.update(vectors, codes.flatten(), distances, restart=progress < 0.8, generator=generator)
         commitment_loss = self.commitment * F.mse_loss(z, quantized)
         return z + (quantized - z).detach(), commitment_loss
-
-    def initialize(self, vectors: Tensor, generator: torch.Generator) -> None:
-        """Place the codes at random vectors of the first batch."""
-        rows = torch.randint(len(vectors), (len(self.counts),), generator=generator).to(vectors.device)
-        self.place(torch.arange(len(self.counts), device=vectors.device), vectors[rows], len(vectors))
 
     def update(
         self, vectors: Tensor, codes: Tensor, distances: Tensor, *, restart: bool, generator: torch.Generator
@@ -115,7 +111,3 @@ class GumbelLearner(nn.Module):
         log_shares = scores.log_softmax(dim=1)
         divergence = (log_shares.exp() * (log_shares + math.log(scores.shape[1]))).sum(dim=1).mean()
         return torch.einsum("nkhw,kc->nchw", chosen, self.quantizers[0].table), DIVERGENCE_WEIGHT * divergence
-
-
-def codebook_learner(quantizer: GumbelQuantizer | NearestQuantizer) -> NearestLearner | GumbelLearner:
-    return NearestLearner(quantizer) if isinstance(quantizer, NearestQuantizer) else GumbelLearner(quantizer)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.images.vqgan import VQGAN, NearestQuantizer
 from dalle_lean.precision import autocast
 from dalle_lean.require import require
 from training.run.draws import step_generator
 from training.run.rates import learning_rate
 from training.step.guarded_step import snapshot
-from training.vqgan.codebook import NearestLearner, codebook_learner
+from training.vqgan.codebook import GumbelLearner, NearestLearner
 from training.vqgan.recipe import CROPS_TRIED, VQGANRecipe
 
 
@@ -31,8 +31,15 @@ class VQGANLearner(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
             self.vqgan = VQGAN(recipe.config)
-            self.discriminator = new_discriminator(recipe)
-        self.codebook = codebook_learner(self.vqgan.quantize)
+            # The patch discriminator of taming-transformers, with its initial weights.
+            taming = require("taming.modules.discriminator.model", extra="training")
+            width, layers = recipe.discriminator_channels, recipe.discriminator_layers
+            discriminator = taming.NLayerDiscriminator(input_nc=3, ndf=width, n_layers=layers)
+            self.discriminator: nn.Module = discriminator.apply(taming.weights_init)
+        quantizer = self.vqgan.quantize
+        self.codebook: NearestLearner | GumbelLearner = (
+            NearestLearner(quantizer) if isinstance(quantizer, NearestQuantizer) else GumbelLearner(quantizer)
+        )
         if recipe.decoder_only:
             for part in (self.vqgan.encoder, self.vqgan.quant_conv, self.vqgan.quantize):
                 part.requires_grad_(False)
@@ -144,12 +151,3 @@ def busiest_crops(pixels: Tensor, side: int, step: int, generator: torch.Generat
         crops = torch.stack([picture[:, top : top + side, left : left + side] for top, left in candidates])
         chosen.append(crops[crops.float().flatten(1).var(dim=1).argmax()])
     return torch.stack(chosen)
-
-
-def new_discriminator(recipe: VQGANRecipe) -> nn.Module:
-    """The patch discriminator of taming-transformers, with its initial weights."""
-    taming = require("taming.modules.discriminator.model", extra="training")
-    discriminator: nn.Module = taming.NLayerDiscriminator(
-        input_nc=3, ndf=recipe.discriminator_channels, n_layers=recipe.discriminator_layers
-    )
-    return discriminator.apply(taming.weights_init)

@@ -18,7 +18,7 @@ from dalle_lean.images.vqgan import VQGAN, codebook_use
 from dalle_lean.progress import OnProgress
 from training.data.image_text import ImageTextPairs, read_pictures
 from training.data.picture_batches import shuffled_batches
-from training.data.pixels import Pixels, reconstructions
+from training.data.pixels import reconstructions
 from training.run.checkpoint import load_checkpoint
 from training.run.loop import TrainingRun
 from training.run.previews import save_sheet
@@ -106,29 +106,25 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
             self.measure(VQGAN.load(self.out).to(device), "final")
 
     def measure(self, vqgan: VQGAN, name: str) -> None:
-        """Write PSNR and codebook usage for the held-out pictures to the metrics, and a sheet to reconstructions/."""
-        measured, shown = measure(vqgan, self.heldout, self.recipe.precision)
-        self.progress.psnr_db, self.progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
-        self.metrics.write(self.progress.step, **measured)
+        """Write PSNR (dB, from the mean squared error over all pixels, in 0..1) and codebook usage for the held-out
+        pictures to the metrics, and a sheet to reconstructions/."""
+        codes, squared_error, values = [], 0.0, 0
+        shown: list[Tensor] = []
+        for originals, found, decoded in reconstructions(vqgan, self.heldout, self.recipe.precision):
+            codes.append(found)
+            squared_error += float((decoded - originals).double().square().sum())
+            values += originals.numel()
+            shown = shown or side_by_side(originals, decoded)
+        use = codebook_use(torch.bincount(torch.cat(codes).flatten(), minlength=vqgan.config.codebook_size))
+        psnr_db = -10 * math.log10(max(squared_error / values, 1e-10))
+        self.progress.psnr_db, self.progress.codes_used = psnr_db, use.share
+        self.metrics.write(
+            self.progress.step,
+            heldout_psnr_db=psnr_db,
+            heldout_codes_used=use.share,
+            heldout_codes_perplexity=use.perplexity,
+        )
         save_sheet(self.out / "reconstructions" / f"{name}.png", shown)
-
-
-def measure(vqgan: VQGAN, pixels: Pixels, precision: str) -> tuple[dict[str, float], list[Tensor]]:
-    """PSNR (dB, from the mean squared error over all pixels, in 0..1), codebook usage, and rows for a sheet."""
-    codes, squared_error, values = [], 0.0, 0
-    shown: list[Tensor] = []
-    for originals, found, decoded in reconstructions(vqgan, pixels, precision):
-        codes.append(found)
-        squared_error += float((decoded - originals).double().square().sum())
-        values += originals.numel()
-        shown = shown or side_by_side(originals, decoded)
-    use = codebook_use(torch.bincount(torch.cat(codes).flatten(), minlength=vqgan.config.codebook_size))
-    psnr_db = -10 * math.log10(max(squared_error / values, 1e-10))
-    return {
-        "heldout_psnr_db": psnr_db,
-        "heldout_codes_used": use.share,
-        "heldout_codes_perplexity": use.perplexity,
-    }, shown
 
 
 def side_by_side(originals: Tensor, reconstructions: Tensor, width: int = 16) -> list[Tensor]:
