@@ -16,10 +16,8 @@ from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import sample_codes
 
-TOP_K = 64
 
-
-def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = TOP_K) -> Tensor:
+def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = 64) -> Tensor:
     """Sample a picture for each caption [B, T] at temperature 1 from the `top_k` likeliest codes -> codes [B, I]."""
     decoder = PackedDecoder(model)
     settings = Settings(top_k=top_k, top_p=1, seed=seed)
