@@ -60,11 +60,9 @@ class SwarmTracker(ProgressTracker):
         records = self.records()
         if self.donor_epoch is None and get_dht_time() < self.doubtful_until:
             records = without_lone_claims(records, self.local_progress.epoch, self._local_public_key)
-        listening = {
-            key: ValueWithExpiration({**record.dict(), "client_mode": False}, math.inf)
-            for key, record in records.items()
-        }
-        progress = super()._parse_swarm_progress_data(listening)
+        progress = super()._parse_swarm_progress_data(
+            {key: ValueWithExpiration(record, math.inf) for key, record in records.items()}
+        )
         self.trainers = sum(map(is_trainer, records.values()))
         self.others_seen |= any(key != self._local_public_key for key in records)
         if self.counts_itself and self._local_public_key not in records:
@@ -73,14 +71,34 @@ class SwarmTracker(ProgressTracker):
 
     def records(self) -> Records:
         """The latest records that are plausible and believed."""
-        records = plausible_records(
-            self.metadata,
-            last_epoch=self.last_epoch,
-            target_batch_size=self.target_batch_size,
-            min_time=get_dht_time() - self.metadata_expiration,
-        )
+        records = self.plausible_records()
         donors = [record.epoch for key, record in records.items() if owner_peer(key) in self.donors]
         return self.believed_records(records, donors)
+
+    def plausible_records(self) -> Records:
+        """The latest records with valid types and plausible values, all as of listening peers.
+
+        Samples, and samples per second, are capped at `target_batch_size` per peer; no record counts as older than
+        `metadata_expiration`, in seconds.
+        """
+        max_samples, min_time = MAX_BATCHES_PER_STEP * self.target_batch_size, get_dht_time() - self.metadata_expiration
+        records = {}
+        for key, entry in self.metadata.items() if isinstance(self.metadata, dict) else ():
+            try:
+                record = LocalTrainingProgress.parse_obj(entry.value)
+            except Exception:  # an untrusted record may raise anything
+                continue
+            finite = math.isfinite(record.samples_per_second) and math.isfinite(record.time)
+            if finite and record.epoch <= self.last_epoch and record.samples_accumulated <= max_samples:
+                records[key] = record.copy(
+                    update={
+                        "samples_accumulated": min(record.samples_accumulated, self.target_batch_size),
+                        "samples_per_second": min(record.samples_per_second, float(self.target_batch_size)),
+                        "time": max(record.time, min_time),
+                        "client_mode": False,
+                    }
+                )
+        return records
 
     def believed_records(self, records: Records, donors: list[int]) -> Records:
         """The records of believed steps, given the steps that donors report now."""
@@ -164,32 +182,6 @@ class HelperTracker(SwarmTracker):
         self.believed_epoch = max(donors) if donors else middle_of_trainers(records, own)
         # A donor reports its new step some time after the round, in which this helper took part.
         return up_to(own if own == self.believed_epoch + 1 else self.believed_epoch, records)
-
-
-def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int, min_time: float) -> Records:
-    """The records with valid types and plausible values.
-
-    Samples, and samples per second, are capped at `target_batch_size` per peer; the time of a record, in seconds of
-    the DHT's clock, is raised to `min_time`.
-    """
-    records = {}
-    for key, entry in metadata.items() if isinstance(metadata, dict) else ():
-        try:
-            record = LocalTrainingProgress.parse_obj(entry.value)
-        except Exception:  # an untrusted record may raise anything
-            continue
-        finite = math.isfinite(record.samples_per_second) and math.isfinite(record.time)
-        max_samples = MAX_BATCHES_PER_STEP * target_batch_size
-        if not finite or record.epoch > last_epoch or record.samples_accumulated > max_samples:
-            continue
-        records[key] = record.copy(
-            update={
-                "samples_accumulated": min(record.samples_accumulated, target_batch_size),
-                "samples_per_second": min(record.samples_per_second, float(target_batch_size)),
-                "time": max(record.time, min_time),
-            }
-        )
-    return records
 
 
 def is_trainer(record: LocalTrainingProgress) -> bool:

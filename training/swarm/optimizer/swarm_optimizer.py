@@ -83,10 +83,7 @@ class SwarmOptimizer(hivemind.Optimizer):
             prefix=f"{self.run_id}_state_averager",
             min_matchmaking_time=self.matchmaking_time,
             allreduce_timeout=self.allreduce_timeout,
-            shutdown_timeout=self.shutdown_timeout,
-            status_loglevel=self.status_loglevel,
             next_chunk_timeout=self.next_chunk_timeout,
-            client_mode=self.client_mode,
             auxiliary=self.auxiliary,
             start=True,
             **options,
@@ -103,9 +100,7 @@ class SwarmOptimizer(hivemind.Optimizer):
             dht=self.dht,
             prefix=self.run_id,
             target_batch_size=target_batch_size,
-            client_mode=self.client_mode,
             private_key=self.dht.private_key,
-            status_loglevel=self.status_loglevel,
             start=True,
             **options,
         )
@@ -115,11 +110,17 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.check_processes()
         # A helper has no weights, so it can jump. After a round it may be one step ahead of all records.
         if self.auxiliary and not 0 <= self.local_epoch - self.tracker.believed_epoch <= 1:
-            self.jump_to(int(self.tracker.believed_epoch))
+            with self.tracker.pause_updates():
+                self.state_averager.local_epoch = int(self.tracker.believed_epoch)
+                self.state_averager._update_scheduler()
+                self.tracker.update_epoch(self.local_epoch)
         if self.auxiliary and self.tracker.believed_epoch >= self.tracker.last_epoch:
             return  # nobody looks for a group any more
-        if self.was_solo:
-            self.refresh_progress()
+        if self.was_solo:  # hivemind must compare with the others' progress after that step
+            self.was_solo = False
+            self.tracker.global_progress.next_fetch_time = get_dht_time()
+            self.tracker.global_state_updated.set()
+            self.tracker.fetched_global_progress_this_epoch.wait(self.matchmaking_time)
         super().step(batch_size=batch_size)
         if self.opt.failure is not None:
             raise self.opt.failure
@@ -141,20 +142,6 @@ class SwarmOptimizer(hivemind.Optimizer):
             self._should_check_synchronization_on_update = False
         return bool(self.local_epoch < self.tracker.donor_epoch - (not due))
 
-    def refresh_progress(self) -> None:
-        """After a solo step: fetch the others' progress before hivemind compares."""
-        self.was_solo = False
-        self.tracker.global_progress.next_fetch_time = get_dht_time()
-        self.tracker.global_state_updated.set()
-        self.tracker.fetched_global_progress_this_epoch.wait(self.matchmaking_time)
-
-    def jump_to(self, epoch: int) -> None:
-        """Continue from `epoch`, keeping the weights."""
-        with self.tracker.pause_updates():
-            self.state_averager.local_epoch = epoch
-            self.state_averager._update_scheduler()
-            self.tracker.update_epoch(epoch)
-
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if not self.auxiliary:
             self.state_averager.step(wait_for_delayed_updates=True)
@@ -171,7 +158,7 @@ class SwarmOptimizer(hivemind.Optimizer):
             if self.scheduled_state is not None:
                 self.scheduled_state.cancel()
                 self.scheduled_state = None
-            if self.missed_last_steps:  # there is no next group
+            if self.tracker.run_is_over and self.local_epoch < self.tracker.last_epoch:  # there is no next group
                 self.fetch_last_state()
         self.resyncs_in_row = 0
 
@@ -296,18 +283,15 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.on_notice(f"fetched the state of step {self.local_epoch}{judged}")
                 return
 
-    @property
-    def missed_last_steps(self) -> int:
-        """The steps that a donor is behind most trainers if those have taken the last one, else 0."""
-        return self.tracker.last_epoch - self.local_epoch if self.is_donor and self.tracker.run_is_over else 0
-
     def fetch_last_state(self) -> None:
-        """Take the last step's state from a trainer that stays for that, if there is a valid one.
+        """Take the last step's state from a trainer that stays for that, if there is a valid one; for a donor that is
+        behind most trainers, which have taken that step.
 
         A donor that was there all the time can have missed one step only, and one that was away no more than one a
         second: else a single trainer's claim could end the run at any time.
         """
-        last, missed = self.tracker.last_epoch, self.missed_last_steps
+        last = self.tracker.last_epoch
+        missed = last - self.local_epoch
         where = f"this peer is at step {self.local_epoch}, and most trainers are at the last one, {last}"
         if missed > max(1.0, self.away_s):
             self.notice_once(
