@@ -92,7 +92,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr_of_epoch(self.local_epoch)
         for state in self.optimizer.state.values():
-            if "step" in state and not isinstance(state["step"], Tensor):
+            if "step" in state:
                 state["step"] = self.local_epoch  # a newcomer started to count late
 
     def _apply_optimizer_parameters_(self) -> None:
@@ -162,7 +162,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
 
     def state_tensors(self) -> list[Tensor]:
         """Parameters, then the optimizer's statistics, in the same order for all peers."""
-        tensors = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        tensors = list(self._local_tensors())  # the parameters, since no statistics are averaged
         for state in [self.optimizer.state.get(parameter, {}) for parameter in tensors]:
             tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
         return [tensor.detach() for tensor in tensors]
@@ -282,15 +282,12 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         own = self.state_tensors()
         total, future = sum(tensor.nbytes for tensor in own), MPFuture()
         self._received_bytes.value = 0
-        request = {
-            "donor": donor,
+        limits = {
             "limit_bytes": total + total // 100 + STATE_SLACK_BYTES,
             "expected": [(tensor.shape, tensor.dtype) for tensor in own],
             "min_epoch": min_epoch,
-            "timeout": timeout,
-            "future": future,
         }
-        self._outer_pipe.send(("_download_state", [], request))
+        self._outer_pipe.send(("_download_state", [donor], {"timeout": timeout, "future": future, **limits}))
         deadline = time.monotonic() + timeout + PROCESS_GRACE_S
         while True:
             if time.monotonic() > deadline or not self.is_alive():

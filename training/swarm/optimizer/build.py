@@ -51,16 +51,21 @@ def swarm_optimizer(
         role: "trainer"; "donor", which serves states and has no samples; "helper", which only reduces.
         attestation: of a helper; kept in the averager's process.
     """
-    wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode
+    wire, timing, host = settings.wire, settings.timing, host_peers(settings.swarm)
     diloco = wire.mode == "diloco"
     delayed = wire.delayed and role == "trainer" and not diloco  # it would overwrite inner steps
     kind = DilocoOptimizer if diloco else SwarmOptimizer
+    gradient_averager: Callable[..., GradientAverager] = PseudoGradientAverager if diloco else SwarmGradientAverager
+    if wire.power_sgd_rank:
+        gradient_averager = partial(SwarmPowerSGDAverager, averager_rank=wire.power_sgd_rank)
+    averager_options = {"rule": rule_of(settings), "host": host, "request_timeout": timing.request_timeout_s}
     return kind(
         on_notice=on_notice,
         is_donor=role == "donor",
         load_state_attempts=timing.load_state_attempts,
         averager_opts={
-            **averager_options(settings, max_weight=1.0),
+            **averager_options,
+            "max_weight": 1.0,
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "first_epoch": settings.first_epoch,
             "last_epoch": settings.last_epoch,
@@ -74,40 +79,26 @@ def swarm_optimizer(
         delay_optimizer_step=delayed,
         delay_state_averaging=delayed,
         average_state_every=wire.average_state_every,
-        client_mode=client_mode,
+        client_mode=dht.client_mode,
         auxiliary=role == "helper",
         grad_compression=wire_compression(wire),
         state_averaging_compression=wire_compression(wire),
-        grad_averager_factory=gradient_averager(settings, attestation),
+        grad_averager_factory=partial(
+            gradient_averager,
+            **averager_options,
+            max_weight=float(settings.target_batch_size),
+            attestation=attestation,
+        ),
         matchmaking_time=timing.matchmaking_time_s,
         averaging_timeout=timing.averaging_timeout_s,
         next_chunk_timeout=timing.next_chunk_timeout_s,
         load_state_timeout=timing.load_state_timeout_s,
         tracker_opts={
             "last_epoch": settings.last_epoch,
-            "donors": host_peers(settings.swarm).donors,
+            "donors": host.donors,
             "metadata_expiration": timing.progress_expiration_s,
             # With a longer period than the matchmaking time, a peer may not know the others at its first step.
             "default_refresh_period": min(3.0, timing.matchmaking_time_s),
             "max_refresh_period": min(10.0, timing.matchmaking_time_s),
         },
     )
-
-
-def averager_options(settings: SwarmSettings, max_weight: float) -> dict[str, Any]:
-    """The options of both averagers, of weights and of gradients; see FilteredAverager."""
-    return {
-        "rule": rule_of(settings),
-        "max_weight": max_weight,
-        "host": host_peers(settings.swarm),
-        "request_timeout": settings.timing.request_timeout_s,
-    }
-
-
-def gradient_averager(settings: SwarmSettings, attestation: Attestation | None) -> Callable[..., GradientAverager]:
-    options = {**averager_options(settings, float(settings.target_batch_size)), "attestation": attestation}
-    if settings.wire.mode == "diloco":
-        return partial(PseudoGradientAverager, **options)
-    if rank := settings.wire.power_sgd_rank:
-        return partial(SwarmPowerSGDAverager, averager_rank=rank, **options)
-    return partial(SwarmGradientAverager, **options)
