@@ -19,7 +19,6 @@ from typing import Any
 from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
-from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
@@ -27,7 +26,7 @@ from training.swarm.admission.keys import Forged
 from training.swarm.admission.passes import Refused
 from training.swarm.averaging.matchmaking import UnreliablePeers
 from training.swarm.averaging.receipts import Receipt, contradiction
-from training.swarm.network.owner_keys import owner_key, owner_peer
+from training.swarm.network.owner_keys import owner_key, owner_peer, records_by_owner
 
 RECORD_S = 300.0  # lifetime of a record, and of an exclusion by it
 INTERVAL_S, SETTLE_S = 10.0, 2.0
@@ -116,13 +115,11 @@ class Complaints:
 
     async def read(self) -> dict[PeerID, Record]:
         """The records of others; where the run has a key, of admitted peers only."""
-        found = await self.dht.get(self.key, latest=True, return_future=True)
-        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        found = records_by_owner(await self.dht.get(self.key, latest=True, return_future=True))
         records: dict[PeerID, Record] = {
             peer: entry.value
-            for owner, entry in entries.items()
-            if (peer := owner_peer(owner)) is not None and peer != self.dht.peer_id
-            if isinstance(entry, ValueWithExpiration) and isinstance(entry.value, dict)
+            for peer, entry in found.items()
+            if peer != self.dht.peer_id and isinstance(entry.value, dict)
             if self.gate is None or self.is_admitted(peer, entry.value.get("pass"))
         }
         return dict(list(records.items())[:MAX_READ])

@@ -11,9 +11,8 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import PotentialLeaders
 from hivemind.p2p import PeerID
-from hivemind.utils.timed_storage import ValueWithExpiration
 
-from training.swarm.network.owner_keys import owner_key, owner_peer
+from training.swarm.network.owner_keys import owner_key, records_by_owner
 
 LOOKUP_INTERVAL_S = 0.2
 AWAY_AFTER = 2  # searches in a row that found none of the host's peers, after which other peers may lead
@@ -67,12 +66,10 @@ class HostFirstKeys(GroupKeyManager):
     async def get_averagers(self, group_key: str, only_active: bool) -> list[tuple[PeerID, float]]:
         await asyncio.sleep(max(0.0, self.last_lookup_s + LOOKUP_INTERVAL_S - time.monotonic()))
         self.last_lookup_s = time.monotonic()
-        result = await self.dht.get(group_key, latest=True, return_future=True)
-        entries = result.value if result is not None and isinstance(result.value, dict) else {}
+        declared = records_by_owner(await self.dht.get(group_key, latest=True, return_future=True))
         found = [
             (peer, entry.expiration_time)
-            for owner, entry in entries.items()
-            if (peer := owner_peer(owner)) is not None and isinstance(entry, ValueWithExpiration)
+            for peer, entry in declared.items()
             if (entry.value is True or not only_active) and not self.unreliable.is_avoided(peer)
         ]
         of_host = [(peer, expiration) for peer, expiration in found if peer in self.host]

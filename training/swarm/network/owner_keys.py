@@ -13,6 +13,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
+from hivemind.utils.timed_storage import ValueWithExpiration
 
 OWNER = re.compile(rb"\A\[owner:(ssh-rsa [A-Za-z0-9+/=]{100,2000})\]\Z")
 
@@ -42,6 +43,13 @@ def owner_peer(owner: Any) -> PeerID | None:
         return PeerID(multihash.encode(hashlib.sha256(message).digest(), "sha2-256"))
     except Exception:  # untrusted bytes may raise anything
         return None
+
+
+def records_by_owner(found: ValueWithExpiration[Any] | None) -> dict[PeerID, ValueWithExpiration[Any]]:
+    """The records under a key, as a DHT node has found them, by owner; without those that have none."""
+    entries = found.value if found is not None and isinstance(found.value, dict) else {}
+    owned = {owner_peer(owner): entry for owner, entry in entries.items() if isinstance(entry, ValueWithExpiration)}
+    return {peer: entry for peer, entry in owned.items() if peer is not None}
 
 
 def signer_of(owner: Any, content: bytes, signature: Any) -> PeerID | None:

@@ -3,7 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ from training.step.learner import Learner
 from training.swarm.config import SwarmSettings
 
 POSITION_FILE = "cursor.json"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 of a peer tells its other processes before each batch."""
+
+    step: int
+    """Of the schedule."""
+    new_weights: bool
+    """Whether the swarm has changed the weights."""
 
 
 class StepWorker:
@@ -64,6 +75,12 @@ class StepWorker:
     def has_inner_steps(self) -> bool:
         """Whether the model changes between two steps of the swarm: in "diloco" mode."""
         return self.settings.wire.mode == "diloco"
+
+    def follow(self, order: Order, batch: Batch | None = None) -> float:
+        """`learn_from` this process's share of a batch, which rank 0 passes."""
+        if order.new_weights:
+            self.processes.copy_from_first(self.model.parameters())
+        return self.learn_from(Batch(*self.processes.share(batch)), order.step)
 
     def learn_from(self, share: Batch, step: int) -> float:
         """Leave the gradient of the batch's mean loss in the parameters; in "diloco" mode, take an inner step with it.
@@ -110,14 +127,14 @@ class GradientWorker(StepWorker):
         self.tokenizer, self.folder, self.position_file = tokenizer, folder, folder / POSITION_FILE
         self.data = TrainingData(shards, settings.recipe.data, identity)
 
-    @contextmanager
-    def batches(self, stop_waiting: Callable[[], bool] | None = None) -> Iterator[Iterator[tuple[Batch, Position]]]:
+    def batches(
+        self, stop_waiting: Callable[[], bool] | None = None
+    ) -> AbstractContextManager[Iterator[tuple[Batch, Position]]]:
         """Endless prefetched batches for all processes, from the saved position, each with the position after it."""
         size = self.batch_size * self.processes.world
         batches = self.data.batches(size, self.tokenizer, self.model.config.text_len, self.read_position())
         pin = self.gradients.device.type == "cuda"
-        with closing(self.data.ahead(batches, pin=pin, stop_waiting=stop_waiting)) as ahead:
-            yield ahead
+        return closing(self.data.ahead(batches, pin=pin, stop_waiting=stop_waiting))
 
     def read_position(self) -> Position:
         if not self.position_file.exists():

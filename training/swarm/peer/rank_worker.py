@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 
 from dalle_lean.errors import UserError
-from training.data.loader import Batch
 from training.run.processes import Processes, open_processes
 from training.run.recipe import MemoryRecipe
 from training.swarm.config import read_settings
-from training.swarm.peer.gradient_worker import StepWorker
+from training.swarm.peer.gradient_worker import Order, StepWorker
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,6 @@ class Work:
     """Holds the run's swarm.toml."""
     batch_size: int
     memory: MemoryRecipe
-
-
-@dataclass(frozen=True)
-class Order:
-    """What rank 0 tells the others before each batch."""
-
-    step: int
-    """Of the schedule."""
-    new_weights: bool
-    """Whether the swarm has changed the weights."""
 
 
 def open_peer(device: str) -> Processes:
@@ -59,7 +48,9 @@ def run_rank(device: str) -> None:
                 worker = StepWorker(settings, batch_size=told.batch_size, memory=told.memory, processes=processes)
             elif isinstance(told, Order):
                 assert worker is not None
-                follow(worker, told)
+                worker.follow(told)
+                if not worker.has_inner_steps:
+                    worker.model.zero_grad(set_to_none=True)
             else:
                 worker = None  # frees its memory until the next Work
                 if processes.device.type == "cuda":
@@ -72,12 +63,3 @@ def leave_signals_to_first() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-
-
-def follow(worker: StepWorker, order: Order) -> None:
-    """Compute this process's share of a batch."""
-    if order.new_weights:
-        worker.processes.copy_from_first(worker.model.parameters())
-    worker.learn_from(Batch(*worker.processes.share(None)), order.step)
-    if not worker.has_inner_steps:
-        worker.model.zero_grad(set_to_none=True)

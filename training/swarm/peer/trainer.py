@@ -17,18 +17,16 @@ from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
-from training.data.sampler import Position
 from training.run.graceful_stop import Interruption, interrupt_deferred, raise_interrupt
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
-from training.swarm.network.owner_keys import owner_key
+from training.swarm.network.owner_keys import owner_key, records_by_owner
 from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.optimizer.build import swarm_optimizer
 from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
 from training.swarm.optimizer.swarm_optimizer import OutOfSync, ProcessEnded
-from training.swarm.peer.gradient_worker import GradientWorker
-from training.swarm.peer.rank_worker import Order
+from training.swarm.peer.gradient_worker import GradientWorker, Order
 from training.swarm.peer.status_line import PeerStatus
 
 VALIDATION_SAMPLES, VALIDATION_SHARDS = 64, 4
@@ -85,10 +83,7 @@ class Peer(GradientWorker):
     @property
     def finished(self) -> bool:
         """Whether the schedule has ended, or the run has moved."""
-        return (
-            self.watch.moved is not None
-            or self.optimizer.local_epoch * self.settings.steps_per_epoch >= self.settings.total_steps
-        )
+        return self.watch.moved is not None or self.optimizer.local_epoch >= self.settings.last_epoch
 
     def go(self) -> None:
         """Train until the schedule ends, Ctrl+C or SIGTERM, then leave cleanly.
@@ -123,8 +118,7 @@ class Peer(GradientWorker):
         while min_peers > 1 and not self.finished and not self.has_begun:
             expiration = get_dht_time() + PRESENCE_S
             self.dht.store(key, subkey=owner_key(self.dht), value=True, expiration_time=expiration)
-            found = self.dht.get(key, latest=True)
-            present = len(found.value) if found is not None and isinstance(found.value, dict) else 0
+            present = len(records_by_owner(self.dht.get(key, latest=True)))
             if present >= min_peers:
                 return
             if present != before:
@@ -177,46 +171,39 @@ class Peer(GradientWorker):
         return bool(progress.epoch > self.settings.first_epoch or progress.samples_accumulated > 0)
 
     def train(self) -> None:
+        """Add the batches' gradients to the swarm's steps, except those that are not finite."""
         with self.batches(stop_waiting=self.interrupted) as ahead:
             losses: list[float] = []
             for batch, position in ahead:
                 if self.interrupted() or self.finished:
                     return
-                self.train_batch(batch, position, losses)
-
-    def train_batch(self, batch: Batch, position: Position, losses: list[float]) -> None:
-        """Add a batch's gradient to the swarm's next step unless it is not finite."""
-        epoch, started = self.optimizer.local_epoch, time.perf_counter()
-        samples = len(batch.text_ids)
-        rescaled = self.rescaled
-        loss = self.compute(batch, epoch)
-        if math.isfinite(loss):
-            losses.append(loss)
-            self.metrics.samples += samples
-            self.optimizer.step(batch_size=samples)
-        else:
-            self.metrics.dropped_batches += self.rescaled == rescaled
-            self.optimizer.step(batch_size=0)
-        if not self.has_inner_steps:
-            self.optimizer.zero_grad()
-        self.metrics.samples_per_s = samples / (time.perf_counter() - started)
-        if self.optimizer.local_epoch != epoch:
-            self.metrics.loss = sum(losses) / len(losses) if losses else math.nan
-            losses.clear()
-            self.write_position(position)
-        self.report_metrics()
+                epoch, started = self.optimizer.local_epoch, time.perf_counter()
+                samples, rescaled = len(batch.text_ids), self.rescaled
+                loss = self.compute(batch, epoch)
+                if math.isfinite(loss):
+                    losses.append(loss)
+                    self.metrics.samples += samples
+                    self.optimizer.step(batch_size=samples)
+                else:
+                    self.metrics.dropped_batches += self.rescaled == rescaled
+                    self.optimizer.step(batch_size=0)
+                if not self.has_inner_steps:
+                    self.optimizer.zero_grad()
+                self.metrics.samples_per_s = samples / (time.perf_counter() - started)
+                if self.optimizer.local_epoch != epoch:
+                    self.metrics.loss = sum(losses) / len(losses) if losses else math.nan
+                    losses.clear()
+                    self.write_position(position)
+                self.report_metrics()
 
     def compute(self, batch: Batch, epoch: int) -> float:
         """`learn_from` on all processes, for the swarm's next step."""
         step = epoch + 1
         if self.has_inner_steps:
             step = self.optimizer.inner_step(self.settings.recipe.data.batch_size)
-        times_applied = self.optimizer.state_averager.times_applied
-        order = self.processes.from_first(Order(step, new_weights=times_applied != self.times_broadcast))
-        if order.new_weights:
-            self.processes.copy_from_first(self.model.parameters())
-            self.times_broadcast = times_applied
-        return self.learn_from(Batch(*self.processes.share(batch)), step)
+        before, self.times_broadcast = self.times_broadcast, self.optimizer.state_averager.times_applied
+        order = Order(step, new_weights=self.times_broadcast != before)
+        return self.follow(self.processes.from_first(order), batch)
 
     def report_metrics(self) -> None:
         optimizer, metrics = self.optimizer, self.metrics
