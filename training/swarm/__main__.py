@@ -98,7 +98,7 @@ def helper_main(run_dir: Path, settings: SwarmSettings, dht: hivemind.DHT, wait:
 
     try:
         offer_run(dht, run_dir)
-        attestation = Attestation(run_dir / PUBLIC / credits_name(dht.peer_id.to_base58()))
+        attestation = Attestation(run_dir / PUBLIC / credits_name(dht.peer_id))
         run_helper(settings, dht, lambda seconds: has_moved() or wait(seconds), report, attestation)
         if has_moved():
             status.notice("the run's settings have changed; this helper restarts with them")

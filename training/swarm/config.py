@@ -26,7 +26,6 @@ from training.run.recipe import MOST_RECIPE_BYTES, SHARED_SCHEDULE, Recipe
 SWARM_TOML = "swarm.toml"
 PROTOCOL = 2
 """Peers with different protocols cannot work together."""
-MODES = ("gradients", "diloco")
 COMPRESSIONS = ("fp32", "fp16", "8bit")
 ADMISSIONS = ("open", "invite", "list")
 AGGREGATIONS = ("centred_clipping", "trimmed_mean", "median", "mean")
@@ -118,7 +117,7 @@ class WireSection:
         inner_steps, outer_lr, outer_momentum: of "diloco".
     """
 
-    mode: Annotated[str, MODES] = "gradients"
+    mode: Annotated[str, ("gradients", "diloco")] = "gradients"
     compression: Annotated[str, COMPRESSIONS] = "8bit"
     min_eight_bit_numel: NonNegativeInt = 2**16
     power_sgd_rank: NonNegativeInt = 0

@@ -21,7 +21,6 @@ from hivemind.averaging.partition import AllreduceException
 from hivemind.compression import deserialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
@@ -78,10 +77,10 @@ class FilteredAverager(DecentralizedAverager):
     def _matchmaking(self, matchmaking: Matchmaking) -> None:
         # hivemind creates it in the averager's process and accepts no key manager.
         keys = matchmaking.group_key_manager
+        gate = keys.dht.gate
         of_keys = keys.dht, keys.prefix, keys.group_bits, keys.target_group_size
         matchmaking.group_key_manager = HostFirstKeys(*of_keys, host=self.host.all, unreliable=self.unreliable)
-        folder = None if keys.dht.gate is None else keys.dht.gate.bans_file.path.parent
-        self.signed_groups = SignedGroups(None if folder is None else folder / f"signed-{keys.prefix}.json")
+        self.signed_groups = SignedGroups(gate and gate.bans_file.path.with_name(f"signed-{keys.prefix}.json"))
         self.complaints = Complaints(keys.dht, f"{keys.prefix}.complaints", self.unreliable)
         matchmaking.potential_leaders = HostFirstLeaders(
             matchmaking.peer_id, matchmaking.min_matchmaking_time, matchmaking.target_group_size
@@ -122,7 +121,6 @@ class FilteredAverager(DecentralizedAverager):
                 tensor.add_(update, alpha=self._averaging_alpha)
             else:
                 self._dropped_tensors.value += 1
-            self.last_updated = get_dht_time()
             self._state_updated.set()
         self._dropped_tensors.value += len(runner.impossible) + runner.kept_parts
         failed = runner.banned_senders | runner.impossible

@@ -68,8 +68,8 @@ class Receipt:
     @classmethod
     def parse(cls, content: Any) -> Self:
         """Parse an untrusted list, the signature not checked; ValueError if it is malformed."""
-        kinds = (bytes, bytes, int, int, bytes, bytes)
-        if not isinstance(content, list | tuple) or [type(value) for value in content] != [*kinds]:
+        kinds = [bytes, bytes, int, int, bytes, bytes]
+        if not isinstance(content, list | tuple) or list(map(type, content)) != kinds:
             raise ValueError("not a receipt")
         return cls(*content)
 
@@ -78,9 +78,7 @@ def contradiction(one: Receipt, other: Receipt) -> PeerID | None:
     """The reducer that signed both, if they prove a lie; an honest one signs once per group, see SignedGroups."""
     if one.part_id != other.part_id or one.digest == other.digest or abs(one.time - other.time) > 3 * MAX_CLOCK_ERROR_S:
         return None
-    if one.reducer is None:
-        return None
-    return other.reducer
+    return None if one.reducer is None else other.reducer
 
 
 class SignedGroups:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hivemind.compression import deserialize_torch_tensor
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
@@ -178,8 +178,9 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         return max(0, self.weights_epoch - self.missed_steps)
 
     @torch.no_grad()
-    def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
-        """For a newcomer: (metadata with the `state_epoch` and the SHA-256 of the tensors, tensors, compression info).
+    def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], None]:
+        """For a newcomer: metadata with the `state_epoch` and the SHA-256 of the tensors, the tensors, and None for the
+        compression info, which hivemind derives from them.
 
         Copied once per epoch, as the weights may change while they are sent.
         """
@@ -195,7 +196,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
                     metadata = sign_state(metadata, self.prefix, self.dht.private_key)
                 self._snapshot = version, metadata, tensors
             _, metadata, tensors = self._snapshot
-        return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+        return metadata, tensors, None
 
     def await_weights(self) -> None:
         """Wait until the weights contain the counted steps, for as long as an all-reduce may take."""
@@ -293,15 +294,14 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
             if time.monotonic() > deadline or not self.is_alive():
                 raise StateRefused("the averager's process does not answer")
             try:
-                outcome = future.result(timeout=0.5)
+                outcome: tuple[dict[str, Any], list[Tensor]] | str = future.result(timeout=0.5)
                 break
             except TimeoutError:
                 self.on_download(min(self._received_bytes.value, total), total, donor.to_base58())
         if isinstance(outcome, str):
             raise StateRefused(outcome)
         self.on_download(total, total, donor.to_base58())
-        metadata, tensors = outcome
-        return metadata, tensors
+        return outcome
 
     async def _download_state(self, donor: PeerID, *, timeout: float, future: MPFuture, **limits: Any) -> None:
         """Runs in the averager's process; the future receives (metadata, tensors) or an error message."""

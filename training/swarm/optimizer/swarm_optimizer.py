@@ -314,10 +314,9 @@ class SwarmOptimizer(hivemind.Optimizer):
             except StateRefused as refusal:
                 self.notice_once("refused", f"{where}, but no state of it could be fetched ({refusal}): {JOIN_AGAIN}")
                 return
-            for control in (self.scheduled_grads, self.scheduled_state):
-                if control is not None:
-                    control.cancel()
-            self.scheduled_grads = self.scheduled_state = None
+            if self.scheduled_grads is not None:
+                self.scheduled_grads.cancel()
+                self.scheduled_grads = None
             self.resyncs += 1
             self.on_notice(f"fetched the state of the last step; this peer had missed {counted(missed, 'step')}")
             self.tracker.update_epoch(last)

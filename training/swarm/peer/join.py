@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import torch
 
+from dalle_lean.cli import INTERRUPTED
 from dalle_lean.ending import EXIT_CODE
 from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
@@ -29,7 +30,6 @@ from training.swarm.preflight.batch_size import BatchPlan, measure_batch
 from training.swarm.preflight.survey import JoinOptions, Survey, listen_on, ranks_here
 
 LOG = "log"
-INTERRUPTED_CODE = 130
 ON_STOP_TIMEOUT_S = 1.0
 LEAVE_S = 8.0
 """To leave after SIGTERM: some service managers send SIGKILL after ten seconds."""
@@ -131,7 +131,7 @@ def end_in_time(on_stop: Callable[[], None]) -> None:
     timer.start()
 
 
-def end_at_once(on_stop: Callable[[], None], code: int = INTERRUPTED_CODE) -> NoReturn:
+def end_at_once(on_stop: Callable[[], None], code: int = INTERRUPTED) -> NoReturn:
     """End this process and its descendants, even if it waits or a library would catch an exception."""
     end_children()
     # On a thread: the signal may have interrupted the owner of a lock that on_stop needs.
