@@ -1,4 +1,4 @@
-"""A peer of the host as a process, which `dalle-lean host` starts: `python -m training.swarm helper|donor RUN_DIR`.
+"""A peer of the host as a process, which `dalle-lean host` starts: `python -m training.swarm NAME RUN_DIR`.
 
 It logs to RUN_DIR/logs/NAME.log and writes its status to RUN_DIR/status/NAME.json. SIGTERM, SIGINT or the death of its
 parent ends it cleanly.
@@ -21,7 +21,7 @@ from training.swarm.averaging.attestation import Attestation
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.checkpointer import Checkpointer, heldout_batch
 from training.swarm.host.checkpoints import Checkpoints
-from training.swarm.host.host_config import HostConfig, identity_path
+from training.swarm.host.host_config import HostConfig, identity_path, role_in
 from training.swarm.host.host_gate import ban_proven, begin_host_admission, host_gate_with_pass
 from training.swarm.host.roles import run_donor, run_helper
 from training.swarm.host.run_setup import update_run_files
@@ -44,14 +44,13 @@ Wait = Callable[[float], bool]
 def main() -> None:
     """Run the peer that the arguments name."""
     parser = argparse.ArgumentParser(prog="python -m training.swarm")
-    parser.add_argument("role", choices=("helper", "donor"))
+    parser.add_argument("name", help="the peer's name in host.json, which begins with its role")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--name", help="the peer's name in host.json")
     parser.add_argument("--device", default="cpu", help="the device on which a donor measures")
     # From the host: it may die while this process still imports, and getppid() would then name another.
     parser.add_argument("--parent", type=int, default=os.getppid(), help="the process whose death ends this peer")
     arguments = parser.parse_args()
-    run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
+    run_dir, name = arguments.run_dir, arguments.name
     (run_dir / "logs").mkdir(exist_ok=True)
     stop = threading.Event()
     prepare_process()
@@ -70,7 +69,7 @@ def main() -> None:
     try:
         settings, dht = open_peer(run_dir, name, wait)
         try:
-            if arguments.role == "helper":
+            if role_in(name) == "helper":
                 helper_main(run_dir, settings, dht, wait, status)
             else:
                 donor_main(run_dir, settings, dht, wait, status, arguments.device)

@@ -287,7 +287,20 @@ def digest(content: Any) -> str:
 
 
 def write_settings(path: Path, settings: SwarmSettings) -> None:
-    text = require("tomli_w", extra="training").dumps(for_toml(settings.to_dict()))
+    """Write a swarm.toml. TOML lacks None: fields of the model are left out, in the other sections 0 means None."""
+    sections = settings.to_dict()
+    sections["model"] = {name: value for name, value in sections["model"].items() if value is not None}
+    sections = {
+        section: {name: 0 if value is None else value for name, value in values.items()}
+        for section, values in sections.items()
+    }
+    # Left out if unused, so that older versions can read the file.
+    swarm = sections["swarm"]
+    if not swarm["run_key"]:
+        del swarm["run_key"], swarm["admission"]
+    if not swarm["first_weights"]:
+        del swarm["first_weights"]
+    text = require("tomli_w", extra="training").dumps(sections)
     write_bytes(path, f"# What a volunteer needs to take part in this run; nothing here is secret.\n\n{text}".encode())
 
 
@@ -310,19 +323,3 @@ def read_settings(path: Path) -> SwarmSettings:
     if not re.search(r"^\s*\[swarm\]", text, re.MULTILINE):
         raise UserError(f"{path} is no swarm.toml: it has no section [swarm]; {expected}")
     return parse_settings(text, str(path))
-
-
-def for_toml(sections: dict[str, Any]) -> dict[str, Any]:
-    """Replace None, which TOML lacks: fields of the model are left out, in the other sections 0 means None."""
-    model = {name: value for name, value in sections["model"].items() if value is not None}
-    others = {
-        section: {name: 0 if value is None else value for name, value in values.items()}
-        for section, values in sections.items()
-    }
-    # Left out if unused, so that older versions can read the file.
-    swarm = others["swarm"]
-    if not swarm["run_key"]:
-        del swarm["run_key"], swarm["admission"]
-    if not swarm["first_weights"]:
-        del swarm["first_weights"]
-    return {**others, "model": model}

@@ -16,7 +16,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, OnProgress, silent
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import begin_rollback, newest_checkpoint, rollback
-from training.swarm.host.host_config import HostConfig, role_in
+from training.swarm.host.host_config import HostConfig
 from training.swarm.host.status import RunStatus, read_status, status_path
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.observe.log import rotate_log
@@ -130,8 +130,8 @@ class Supervisor:
 
     def start(self, peer: ManagedProcess) -> None:
         # -P: the current folder may hold a package named `training`.
-        command = [sys.executable, "-P", "-m", "training.swarm", role_in(peer.name), str(self.run_dir)]
-        options = ["--name", peer.name, "--device", self.device, "--parent", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "training.swarm", peer.name, str(self.run_dir)]
+        options = ["--device", self.device, "--parent", str(os.getpid())]
         self.launch(peer, [*command, *options])
 
     def start_page(self) -> None:

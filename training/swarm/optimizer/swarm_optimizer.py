@@ -284,8 +284,8 @@ class SwarmOptimizer(hivemind.Optimizer):
                 return
 
     def fetch_last_state(self) -> None:
-        """Take the last step's state from a trainer that stays for that, if there is a valid one; for a donor that is
-        behind most trainers, which have taken that step.
+        """For a donor that is behind most trainers, which have taken the last step: take that step's state from one of
+        them, which stays for that, if there is a valid one.
 
         A donor that was there all the time can have missed one step only, and one that was away no more than one a
         second: else a single trainer's claim could end the run at any time.
