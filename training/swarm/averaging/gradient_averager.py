@@ -24,8 +24,8 @@ class SwarmGradientAverager(FilteredAverager, GradientAverager):
     current_epoch: Callable[[], int | None]
     """Set after construction; returns None for peers whose step does not count."""
 
-    def schedule_step(self, scheduled_time: float | None = None, **options: Any) -> StepControl:
-        return super().schedule_step(scheduled_time, gather=self.current_epoch(), **options)
+    def schedule_step(self, **options: Any) -> StepControl:
+        return super().schedule_step(gather=self.current_epoch(), **options)
 
     def accumulate_grads_(self, batch_size: int) -> None:
         if batch_size:

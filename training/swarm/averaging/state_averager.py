@@ -149,10 +149,10 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         self.missed_steps += epoch - self.local_epoch
         self.local_epoch, self.stale = epoch, True
 
-    def schedule_step(self, scheduled_time: float | None = None, **options: Any) -> StepControl:
+    def schedule_step(self, **options: Any) -> StepControl:
         if self.stale:
             options["gather"] = STALE_EPOCH
-        return super().schedule_step(scheduled_time, **options)
+        return super().schedule_step(**options)
 
     def stop_matchmaking(self) -> None:
         """Stop looking for a group; a running all-reduce continues."""

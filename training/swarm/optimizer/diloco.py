@@ -37,15 +37,9 @@ class PseudoGradientAverager(SwarmGradientAverager):
         for parameter in self.parameters:
             yield parameter.detach()
 
-    def accumulate_grads_(self, batch_size: int) -> None:
-        """Count the samples of an inner step."""
-        self.local_samples_accumulated += batch_size
-        self.local_times_accumulated += bool(batch_size)
-
-    def reset_accumulated_grads_(self) -> None:
-        """Reset the count for the next step of the swarm."""
-        self._accumulators_used_in_step = False
-        self.local_samples_accumulated = self.local_times_accumulated = 0
+    def _grad_accumulators(self) -> Iterator[Tensor]:
+        # None: after each step hivemind would set the parameters themselves to zero.
+        return iter(())
 
     @torch.no_grad()
     def load_accumulators_into_averager_(self) -> None:
