@@ -114,10 +114,8 @@ def take_part(
                 addresses=found.addresses,
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind ignores it
-            peer.end_at_once = partial(end_at_once, on_stop)
-            peer.on_terminate = partial(end_in_time, on_stop)
             on_ready(peer)
-            peer.go()
+            peer.go(partial(end_at_once, on_stop), partial(end_in_time, on_stop))
             moved = peer.watch.moved
         finally:
             processes.from_first(moved)

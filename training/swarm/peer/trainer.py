@@ -17,7 +17,7 @@ from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
-from training.run.graceful_stop import Interruption, interrupt_deferred, raise_interrupt
+from training.run.graceful_stop import interrupt_deferred, raise_interrupt
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.network.owner_keys import owner_key, records_by_owner
@@ -60,16 +60,11 @@ class Peer(GradientWorker):
         **options: Any,
     ):
         super().__init__(settings, shards, tokenizer, identity=dht.peer_id.to_base58(), **options)
-        self.dht, self.on_step, self.on_notice = dht, on_step, on_notice
-        recipe = settings.recipe
-        count = min(VALIDATION_SAMPLES, recipe.data.heldout_samples)
-        rows = heldout_rows(shards, recipe.data.heldout_share, count, VALIDATION_SHARDS)
+        self.dht, self.on_step, self.on_download, self.on_notice = dht, on_step, on_download, on_notice
+        data = settings.recipe.data
+        count = min(VALIDATION_SAMPLES, data.heldout_samples)
+        rows = heldout_rows(shards, data.heldout_share, count, VALIDATION_SHARDS)
         self.metrics = PeerMetrics()
-        self.on_download, self.interrupted = on_download, Interruption()
-        self.end_at_once: Callable[[], NoReturn] = raise_interrupt
-        """Called upon a second Ctrl+C."""
-        self.on_terminate: Callable[[], None] = lambda: None
-        """Called upon SIGTERM, before leaving."""
         self.times_broadcast = 0
         """`times_applied` when the other processes last received the weights."""
         self.optimizer = swarm_optimizer(settings, self.model, dht, on_notice=self.on_notice)
@@ -85,14 +80,19 @@ class Peer(GradientWorker):
         """Whether the schedule has ended, or the run has moved."""
         return self.watch.moved is not None or self.optimizer.local_epoch >= self.settings.last_epoch
 
-    def go(self) -> None:
+    def go(
+        self, end_at_once: Callable[[], NoReturn] = raise_interrupt, on_terminate: Callable[[], None] = lambda: None
+    ) -> None:
         """Train until the schedule ends, Ctrl+C or SIGTERM, then leave cleanly.
+
+        Args:
+            end_at_once: called upon a second Ctrl+C, or one while this peer leaves.
+            on_terminate: called upon SIGTERM, before leaving.
 
         Raises OutOfSync if the others' state cannot be downloaded.
         """
         try:
-            with interrupt_deferred(self.on_notice, self.end_at_once, self.on_terminate) as interrupted:
-                self.interrupted = interrupted
+            with interrupt_deferred(self.on_notice, end_at_once, on_terminate) as self.interrupted:
                 self.wait_for_peers()
                 self.wait_for_first_weights()
                 if self.optimizer.tracker.global_epoch > self.optimizer.local_epoch:
@@ -101,10 +101,12 @@ class Peer(GradientWorker):
                 if self.optimizer.state_averager.state_epoch < self.settings.first_epoch and not self.finished:
                     raise OutOfSync("no peer serves the weights that the run began with; try again later")
                 self.train()
-                interrupted.end()
+                self.interrupted.end()
                 self.wait_for_donors()
         finally:
-            self.leave()
+            signal.signal(signal.SIGINT, lambda *_: end_at_once())
+            self.watch.close()
+            self.optimizer.shutdown()
 
     def report_download(self, received: int, total: int, donor: str) -> None:
         """Report a download's progress; raises KeyboardInterrupt or Terminated if this process should end."""
@@ -231,9 +233,3 @@ class Peer(GradientWorker):
             own_share=own.samples / max(self.optimizer.swarm_samples + progress.samples_accumulated, own.samples, 1),
             own=own,
         )
-
-    def leave(self) -> None:
-        """Leave the swarm; Ctrl+C ends the process at once."""
-        signal.signal(signal.SIGINT, lambda *_: self.end_at_once())
-        self.watch.close()
-        self.optimizer.shutdown()
