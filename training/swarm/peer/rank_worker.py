@@ -5,7 +5,6 @@ Only rank 0 communicates with the swarm and reads data. torch averages the gradi
 
 import os
 import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +59,5 @@ def run_rank(device: str) -> None:
 
 def leave_signals_to_first() -> None:
     """Only rank 0 handles Ctrl+C and SIGTERM."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
