@@ -9,6 +9,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.draw.fonts import lettering, wrapped, wrapped_within
+from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_bytes, write_json
 from inference.request import Picture
 
@@ -38,7 +40,12 @@ def other_galleries(out: Path, prompts: Sequence[str]) -> list[Path]:
     """The folders that hold pictures of earlier prompts and get none of these."""
     ours = {prompt_folder(out, prompts, index) for index in range(len(prompts))}
     candidates = [out, *(folder for folder in sorted(out.glob("*")) if re.match(r"\d{2,}-", folder.name))]
-    return [folder for folder in candidates if folder not in ours and pictures_of(folder)]
+    found = []
+    for folder in candidates:
+        with suppress(UserError, OSError):  # a results.json of another program, or one that may not be read
+            if folder not in ours and pictures_of(folder):
+                found.append(folder)
+    return found
 
 
 def slug(prompt: str) -> str:

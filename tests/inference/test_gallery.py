@@ -272,3 +272,9 @@ def test_pictures_of_earlier_prompts_in_the_same_folder_stay_and_are_said(model_
     run("a cat", "a dog", *asked)
     assert f"{tmp_path} also holds the pictures of 1 earlier prompt" in capsys.readouterr().err.replace("\n", "")
     assert {"00.png", "00-a-cat/00.png", "01-a-dog/00.png"} <= {*contents(tmp_path)}
+
+
+def test_results_of_another_program_beside_the_pictures_do_not_fail_the_command(model_folder, tmp_path):
+    (tmp_path / "2026-trip").mkdir()
+    (tmp_path / "2026-trip" / "results.json").write_text("not JSON")
+    assert run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 0
