@@ -18,7 +18,7 @@ def evaluate(
     best_of: Annotated[str, typer.Option(help="Numbers of pictures to choose the best from.")] = "1,4,16",
     curve: Annotated[str, typer.Option(help="The same for the curve, with fewer prompts.")] = "1,4,16,64,128",
     curve_questions: Annotated[int, typer.Option(help="Prompts per attribute for the curve; 0 is off.")] = 10,
-    questions: Annotated[int, typer.Option(help="Prompts per attribute: ground, paint, size, side.")] = 60,
+    questions: Annotated[int, typer.Option(help="Prompts per attribute, such as ground or size.")] = 60,
     captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.")] = 100,
     pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer, the bits, the distances.")] = 512,
     grid: Annotated[int, typer.Option(help="Prompts per attribute for each sampling setting; 0 is off.")] = 20,

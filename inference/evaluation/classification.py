@@ -66,7 +66,7 @@ class ThingAccuracy:
     """How often a classifier ranks the right thing first; the fields are those of report.json."""
 
     judge: str
-    prompts: str  # the kind of prompts: HELD_OUT_PAIRS or one of OTHER_PROMPTS
+    prompts: str  # the kind of prompts: HELD_OUT_PAIRS, HELD_OUT_COUNTS or one of OTHER_PROMPTS
     among: int  # candidate things
     best_of: dict[int, Proportion]  # by the number of pictures from which the best was chosen
     on_drawings: Proportion  # on the real drawings: the classifier's own accuracy
