@@ -26,6 +26,10 @@ def pack(
             max=DEFAULT_GUIDANCE_RANGE[1],
         ),
     ] = None,
+    average: Annotated[
+        Path | None,
+        typer.Option(help="Model folder from which MODEL was trained further: store the mean of both weights."),
+    ] = None,
     dtype: Annotated[
         StoredDtype | None, typer.Option(help="Type of the stored weights. [default: the model's]")
     ] = None,
@@ -47,7 +51,8 @@ def pack(
     if publish is not None:
         check_destination(publish, "model")
     stored = None if dtype is None else getattr(torch, dtype)
-    pack_model(model, out, vocabulary=vocabulary, vqgan=vqgan, clip=clip, card=card, guidance=guidance, dtype=stored)
+    parts = {"vocabulary": vocabulary, "vqgan": vqgan, "clip": clip, "card": card}
+    pack_model(model, out, **parts, guidance=guidance, average=average, dtype=stored)
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {total_bytes / 1e6:.1f} MB")
     if publish is not None:

@@ -137,10 +137,12 @@ def pack_model(
     clip: Path | None = None,
     card: Path | None = None,
     guidance: float | None = None,
+    average: Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the model folder `model` to `out` with other parts or another dtype; None keeps `model`'s. ValueError if
-    a part is not of its kind, or the model was not trained on codes of `vqgan`."""
+    """Write the model folder `model` to `out` with other parts or another dtype; None keeps `model`'s. With `average`,
+    another model folder, the mean of both weights is written (`average_weights`). ValueError if a part is not of its
+    kind, or the model was not trained on codes of `vqgan`."""
     content = check_parts(model)
     for file in (vocabulary, card):
         if file is not None and not file.is_file():
@@ -162,8 +164,11 @@ def pack_model(
     new = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
     files = {name: path or model / name for name, path in new.items() if path or (model / name).exists()}
     parts: dict[str, Any] = {name.removesuffix(".json"): path for name, path in files.items() if name != "README.md"}
+    packed = read_model(model, content, dtype=None)
+    if average is not None:
+        average_weights(packed, content, average)
     save_model(
-        read_model(model, content, dtype=None),
+        packed,
         out,
         **parts,
         card=read_text(files["README.md"]) if "README.md" in files else None,
@@ -172,6 +177,26 @@ def pack_model(
         guidance=content.get("guidance", 1.0) if guidance is None else guidance,
         dtype=dtype,
     )
+
+
+def average_weights(model: Dalle, content: dict[str, Any], other: Path) -> None:
+    """Set each weight to the mean of `model`'s, whose config.json is `content`, and of the model folder `other`
+    (Wortsman et al. 2022, arXiv 2203.05482): a model that was trained further then keeps more of what it could before.
+    ValueError unless both have one configuration, one tokenizer and one VQGAN."""
+    theirs = check_parts(other)
+    tokenizers = [each["parts"].get("tokenizer.json") for each in (content, theirs)]
+    for what, same in (
+        ("configuration", content["dalle"] == theirs["dalle"]),
+        ("tokenizer", tokenizers[0] == tokenizers[1]),
+        ("VQGAN", content.get("vqgan_fingerprint") == theirs.get("vqgan_fingerprint")),
+    ):
+        if not same:
+            raise UserError(f"{other} has another {what}; only the model that a training began from can be averaged")
+    others = read_model(other, theirs).state_dict()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if weight.is_floating_point():
+                weight.copy_((weight.float() + others[name]) / 2)
 
 
 def check_parts(folder: str | Path) -> dict[str, Any]:

@@ -72,6 +72,36 @@ def test_a_packed_model_keeps_its_stored_type_unless_it_gets_another(tmp_path, s
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
+def test_a_packed_model_can_be_the_mean_of_itself_and_the_model_it_began_from(folder, tmp_path):
+    further = Dalle(CONFIG)
+    save_model(further, tmp_path / "further", tokenizer=tmp_path / "tokenizer.json")
+    pack_model(tmp_path / "further", tmp_path / "mean", average=folder, dtype=torch.bfloat16)
+    began = load_model(folder).state_dict()
+    mean = load_file(tmp_path / "mean" / "model.safetensors")
+    for name, weight in further.state_dict().items():
+        assert torch.equal(mean[name], ((weight + began[name]) / 2).bfloat16())
+    assert sorted(check_parts(tmp_path / "mean")["parts"]) == ["model.safetensors", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokenizer", "fingerprint", "differs"),
+    [
+        ({"num_heads": 1}, "{}", None, "configuration"),
+        ({}, '{"version": "1.0"}', None, "tokenizer"),
+        ({}, "{}", "0" * 64, "VQGAN"),
+    ],
+)
+def test_a_model_that_another_did_not_begin_from_is_not_averaged(
+    folder, tmp_path, fields, tokenizer, fingerprint, differs
+):
+    (tmp_path / "words.json").write_text(tokenizer)
+    config = DalleConfig(**DALLE_FIELDS | {"num_heads": 2} | fields)
+    save_model(Dalle(config), tmp_path / "other", tokenizer=tmp_path / "words.json", vqgan_fingerprint=fingerprint)
+    with pytest.raises(UserError, match=f"other has another {differs}; only the model that a training began from"):
+        pack_model(folder, tmp_path / "packed", average=tmp_path / "other")
+    assert not (tmp_path / "packed").exists()
+
+
 @pytest.mark.parametrize("caption_dropout", [0.1, None])
 def test_a_packed_model_keeps_its_caption_dropout_and_its_guidance_unless_it_gets_another(tmp_path, caption_dropout):
     save_model(Dalle(CONFIG), tmp_path / "model", caption_dropout=caption_dropout, guidance=1.5)
