@@ -28,7 +28,6 @@ from inference.evaluation.stats import Proportion
 
 CANDIDATES = 200
 HELD_OUT_PAIRS = "on grounds and in colours it was never seen in"
-HELD_OUT_COUNTS = "two to four times in a colour it was never seen in"
 
 
 class PromptKind(NamedTuple):
@@ -66,7 +65,7 @@ class ThingAccuracy:
     """How often a classifier ranks the right thing first; the fields are those of report.json."""
 
     judge: str
-    prompts: str  # the kind of prompts: HELD_OUT_PAIRS, HELD_OUT_COUNTS or one of OTHER_PROMPTS
+    prompts: str  # the kind of prompts: HELD_OUT_PAIRS or one of OTHER_PROMPTS
     among: int  # candidate things
     best_of: dict[int, Proportion]  # by the number of pictures from which the best was chosen
     on_drawings: Proportion  # on the real drawings: the classifier's own accuracy
@@ -100,15 +99,14 @@ def choose_thing_questions(folder: Path, of_each: int, seed: int) -> dict[str, l
     return {name: questions for name, questions in found.items() if questions}
 
 
-def single_thing_samples(attributes: Mapping[str, AttributeAccuracy]) -> dict[str, Drawn]:
-    """Every prompt about one thing, once, with its samples: those that show it once and those that show it often."""
-    asked: dict[str, dict[str, tuple[Question, Samples]]] = {HELD_OUT_PAIRS: {}, HELD_OUT_COUNTS: {}}
+def single_thing_samples(attributes: Mapping[str, AttributeAccuracy]) -> Drawn:
+    """Every prompt about one thing that is to be drawn once, with its samples; classifiers know no others."""
+    asked: dict[str, tuple[Question, Samples]] = {}
     for name, found in attributes.items():
-        prompts = asked[HELD_OUT_COUNTS if name == "count" else HELD_OUT_PAIRS]
         for question, samples in zip(found.questions, found.samples, strict=True):
-            if len(question.things) == 1:
-                prompts.setdefault(question.prompt, (question, samples))
-    return {kind: list(prompts.values()) for kind, prompts in asked.items()}
+            if len(question.things) == 1 and name != "count":
+                asked.setdefault(question.prompt, (question, samples))
+    return list(asked.values())
 
 
 def judge_things(

@@ -23,6 +23,7 @@ from inference.evaluation.attribute_accuracy import (
 )
 from inference.evaluation.bits_per_code import BitsPerCode, measure_bits
 from inference.evaluation.classification import (
+    HELD_OUT_PAIRS,
     ThingAccuracy,
     check_classifier,
     choose_thing_questions,
@@ -106,7 +107,7 @@ def evaluate(
     captions = [line["text"] for line in data.heldout]
     bits = measure_bits(generator, captions, codes, train_codes, sampler.counter("held-out captions", 3 * count), seed)
     attributes = measure_attributes(sampler, questions, "questions", best_of)
-    drawn = single_thing_samples(attributes)
+    drawn = {HELD_OUT_PAIRS: single_thing_samples(attributes)}
     for prompts, asked in thing_questions.items():
         samples = sampler.draw([question.prompt for question in asked], f"questions about things {prompts}", best_of)
         drawn[prompts] = list(zip(asked, samples, strict=True))
