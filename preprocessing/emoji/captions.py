@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from preprocessing.emoji.names import SYNONYMS, is_uncountable, with_article
+from preprocessing.emoji.names import SYNONYMS, is_uncountable, plural, with_article
 
 PLACES = {
     "left": "on the left",
@@ -18,16 +18,18 @@ PLACES = {
 }
 
 RELATIONS = {
-    "left of": ("left of", "to the left of", "next to", "beside", "with", "and", "and", "and"),
+    "left of": ("left of", "to the left of", "next to", "beside", "near", "with", "and", "and", "and"),
     "right of": ("right of", "to the right of"),
     "above": ("above", "over", "on top of", "on"),
     "below": ("below", "under"),
 }
 """Of the first thing to the second. Words that tell no side, such as "and", mean the order of reading."""
 OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-SIZE_WORDS = {"small": ("small", "small", "little", "tiny"), "big": ("big", "big", "large", "huge")}
+SIZE_WORDS = {"small": ("small", "small", "little", "tiny"), "big": ("big", "big", "large", "huge", "giant")}
 NUMBERS = {count: (word, word, word, str(count)) for count, word in ((2, "two"), (3, "three"), (4, "four"))}
+COLOUR_SYNONYMS = {"grey": "gray", "purple": "violet", "yellow": "golden"}
 SHARE_OF_SYNONYMS = 0.3  # of the captions of things that have any
+SHARE_OF_COLOUR_SYNONYMS = 0.2
 SHARE_WITHOUT_ARTICLE = 0.3
 
 
@@ -42,10 +44,17 @@ def mention(name: str, random: Random, size: str | None = None, paint: str | Non
     synonyms = SYNONYMS.get(name, ())
     if synonyms and random.random() < SHARE_OF_SYNONYMS:
         name = random.choice(synonyms)
-    name = f"{paint} {name}" if paint else name
+    name = painted_name(name, paint, random)
     if random.random() < SHARE_WITHOUT_ARTICLE:
         return f"{size} {name}" if size else name
     return noun_phrase(name, size)
+
+
+def painted_name(name: str, paint: str | None, random: Random) -> str:
+    """A thing's name, singular or plural, after the colour in which it is painted, if any: "grey cat"."""
+    if paint in COLOUR_SYNONYMS and random.random() < SHARE_OF_COLOUR_SYNONYMS:
+        paint = COLOUR_SYNONYMS[paint]
+    return f"{paint} {name}" if paint else name
 
 
 def plain_caption(name: str, tags: Sequence[str], random: Random) -> str:
@@ -96,6 +105,9 @@ def pair_caption(
     return f"{named[0]} {words} {named[1]}{on_ground(ground, random)}"
 
 
-def count_caption(many: str, count: int, ground: str, random: Random, paint: str | None = None) -> str:
-    """A caption of `count` of a thing whose plural is `many`: "three red apples on a blue ground"."""
-    return f"{random.choice(NUMBERS[count])} {f'{paint} {many}' if paint else many}{on_ground(ground, random)}"
+def count_caption(name: str, count: int, ground: str, random: Random, paint: str | None = None) -> str:
+    """A caption of `count` of a thing that can be counted: "three red apples on a blue ground"."""
+    synonyms = [many for synonym in SYNONYMS.get(name, ()) if (many := plural(synonym))]
+    many = random.choice(synonyms) if synonyms and random.random() < SHARE_OF_SYNONYMS else plural(name)
+    assert many is not None
+    return f"{random.choice(NUMBERS[count])} {painted_name(many, paint, random)}{on_ground(ground, random)}"

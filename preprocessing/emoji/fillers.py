@@ -26,7 +26,7 @@ MOODS = ("sad", "smiling", "grinning", "crying", "angry")
 SURROUNDINGS = ("beach", "bed", "city", "desert", "field", "garden", "house", "island", "kitchen", "moon", "mountain",
                 "night")
 """Known words too: they belong to the names of things."""
-AROUND = ("on the {}", "in the {}", "at the {}", "in a {}")
+AROUND = ("on the {}", "in the {}", "at the {}", "to the {}", "in a {}")
 PHRASES = (*AROUND, "on {}", "from {}", "with a {}", "for {}")
 # fmt: on
 
@@ -55,6 +55,8 @@ def as_typed(caption: str, names: Sequence[str], random: Random) -> str:
             typed = RELATION.sub(f"{verb} ", typed, count=1)
         elif not others and "," not in typed:
             typed += f"{verb} {noun_phrase(random.choice(names))}"
+    elif others and random.random() < 0.2:
+        typed += f" are {random.choice(('friends', 'together', made_up_word(random)))}"
     if random.random() < 0.25:
         opening = random.choice((*OPENINGS, f"a {made_up_word(random)} of"))
         typed = f"{opening} {typed}"

@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 
 from preprocessing.emoji.fillers import as_typed
-from preprocessing.emoji.heldout import SCENE_GROUPS, HeldOut, allowed_grounds, allowed_paints
+from preprocessing.emoji.heldout import GROUNDS, SCENE_GROUPS, HeldOut, allowed_grounds, allowed_paints
 from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
@@ -47,11 +47,9 @@ def plan_training(
             different = drawing.thing != second.thing
             if picture and different and held_out.reason(picture.things, picture.sets, picture.ground) is None:
                 pictures.append(picture)
-        if many := plural(name):
+        if plural(name):
             grounds_of_counts = cycled(on_white, times * copies["count"], random)
-            pictures += [
-                several(drawing, many, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)
-            ]
+            pictures += [several(drawing, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)]
         pictures += painted(drawing, held_out, copies["painted"], Random(f"{seed}/painted/{drawing.set}/{name}"))
         random = Random(f"{seed}/painted pairs/{drawing.set}/{name}")
         pictures += painted_pairs(drawing, known, held_out, copies["painted-pair"], random)
@@ -95,13 +93,12 @@ def painted_pairs(
 
 def painted_counts(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> Iterator[Picture]:
     """Two to four of a drawing, if it can be counted, all in one of its colours."""
-    many = plural(drawing.thing.name)
-    if many is None:
+    if plural(drawing.thing.name) is None:
         return
     for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
         grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
         ground = "white" if i % 2 else random.choice(grounds)
-        yield several(drawing, many, 2 + i % 3, ground, random, paint)
+        yield several(drawing, 2 + i % 3, ground, random, paint)
 
 
 def plan_held_out(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int = 400) -> list[Picture]:
@@ -135,9 +132,9 @@ def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int
         grounds = [ground for ground in known_grounds(known[0].thing, held_out) if ground != paint]
         yield scene(random.choice(known), random.choice([*grounds, "white"]), random, paint)
         random = Random(f"{seed}/held out/painted count/{name}/{paint}")
-        if many := plural(name):
+        if plural(name):
             ground = random.choice([*grounds, "white"])
-            yield several(random.choice(known), many, random.choice((2, 3, 4)), ground, random, paint)
+            yield several(random.choice(known), random.choice((2, 3, 4)), ground, random, paint)
     yield from _held_out_pairs(drawings, held_out, seed, num_pairs)
 
 
@@ -158,9 +155,8 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         of_second = known_grounds(second.thing, held_out)
         shared = [ground for ground in known_grounds(first.thing, held_out) if ground in of_second]
         yield pair(first, second, random.choice([*shared, "white"]), random)
-        paints = [
-            paint for paint in known_paints(first.thing, held_out) if paint in known_paints(second.thing, held_out)
-        ]
+        of_second = known_paints(second.thing, held_out)
+        paints = [paint for paint in known_paints(first.thing, held_out) if paint in of_second and paint in GROUNDS]
         if len(paints) >= 2:
             of_paints = Random(f"{seed}/held out/painted pair/{name}/{second.thing.name}")
             first_paint, second_paint = of_paints.sample(paints, 2)

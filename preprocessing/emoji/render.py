@@ -7,7 +7,7 @@ from PIL import Image, ImageOps
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from preprocessing.emoji.heldout import GROUNDS
+from preprocessing.emoji.heldout import PAINTS
 from preprocessing.emoji.scenes import CELLS, Picture
 from preprocessing.emoji.sets import Drawing
 
@@ -59,7 +59,7 @@ def draw(picture: Picture, sprites: Mapping[Drawing, Image.Image], side: int) ->
         box, image = placed.cells * side // CELLS, sprites[placed.drawing]
         thing = resized(image, (box - 2 * MARGIN_PIXELS) / max(image.size))
         if placed.paint is not None:
-            thing = painted(thing, GROUNDS[placed.paint])
+            thing = painted(thing, PAINTS[placed.paint])
         left, top = (
             cell * side // CELLS + (box - length) // 2 for cell, length in zip(placed.corner, thing.size, strict=True)
         )

@@ -54,7 +54,7 @@ class Placed:
     drawing: Drawing
     cells: int  # width and height of the box that it fills, all but a pixel or two
     corner: tuple[int, int]  # top left cell of the box: across and down
-    paint: str | None = None  # the colour in which all of it is painted, one of GROUNDS; None: its own colours
+    paint: str | None = None  # the colour in which all of it is painted, one of PAINTS; None: its own colours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +170,11 @@ def pair(
     )
 
 
-def several(drawing: Drawing, many: str, count: int, ground: str, random: Random, paint: str | None = None) -> Picture:
-    """Two to four small copies of a thing whose plural is `many`, all of one colour if `paint` is given."""
+def several(drawing: Drawing, count: int, ground: str, random: Random, paint: str | None = None) -> Picture:
+    """Two to four small copies of a thing that can be counted, all of one colour if `paint` is given."""
     return Picture(
         kind="painted-count" if paint else "count",
-        text=count_caption(many, count, ground, random, paint),
+        text=count_caption(drawing.thing.name, count, ground, random, paint),
         placed=tuple(
             Placed(drawing=drawing, cells=SIZES["small"], corner=corner, paint=paint) for corner in COUNT_CORNERS[count]
         ),

@@ -52,7 +52,7 @@ def test_things_in_rows_and_their_parts_are_counted_as_the_emoji_set_places_them
         body="".join(f'<rect x="{x}" y="8" width="7" height="16" fill="#d00"/>' for x in (8, 17)),
         view_box="0 0 32 32",
     )
-    picture = several(parted, "pairs of dots", count, ground, Random(0))
+    picture = several(parted, count, ground, Random(0))
     assert thing_count(draw(picture, {parted: sprite(parted, 128)}, 128)) == count
 
 

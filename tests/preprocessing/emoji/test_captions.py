@@ -27,6 +27,8 @@ from preprocessing.emoji.names import SYNONYMS, caption_name, contains_words, pl
         ("x-ray", "an x-ray"),
         ("one-piece swimsuit", "a one-piece swimsuit"),
         ("scissors", "scissors"),
+        ("cheese", "cheese"),
+        ("piece of cheese", "a piece of cheese"),
         ("skis", "skis"),
         ("octopus", "an octopus"),
         ("glass of milk", "a glass of milk"),
@@ -126,6 +128,7 @@ def test_two_things_one_above_the_other_are_said_to_be(relation):
         ("red apple", "red apples"),
         ("glass of milk", "glasses of milk"),
         ("mouse", "mice"),
+        ("sheep", "sheep"),
         ("cherry", "cherries"),
         ("toothbrush", "toothbrushes"),
         ("nest with eggs", "nests with eggs"),
@@ -140,9 +143,15 @@ def test_a_thing_that_can_be_counted_has_its_plural(name, many):
 
 
 def test_a_count_is_said_in_words_or_digits():
-    captions = {count_caption("owls", 3, "blue", Random(i)) for i in range(60)}
+    captions = {count_caption("owl", 3, "blue", Random(i)) for i in range(60)}
     assert {caption.split()[0] for caption in captions} == {"three", "3"}
     assert all(contains_words(caption, "owls") and contains_words(caption, "blue") for caption in captions)
+
+
+def test_things_are_counted_by_a_plain_word_too_and_painted_things_have_another_word_for_their_colour():
+    captions = {count_caption("rabbit", 2, "blue", Random(i), "grey") for i in range(200)}
+    for word in ("rabbits", "bunnies", "grey", "gray"):
+        assert any(contains_words(caption, word) for caption in captions), word
 
 
 def test_a_plain_word_stands_for_one_thing_only():

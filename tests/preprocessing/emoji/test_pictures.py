@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from preprocessing.emoji.heldout import GROUNDS
+from preprocessing.emoji.heldout import GROUNDS, PAINTS
 from preprocessing.emoji.render import draw, sprite
 from preprocessing.emoji.scenes import CELLS, PAIR_CORNERS, SIZES, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing
@@ -67,12 +67,13 @@ def test_a_big_thing_fills_most_of_a_side_and_a_small_one_little():
     assert 1.5 * max(extents["small"]) < min(extents["big"])
 
 
-@pytest.mark.parametrize("paint", GROUNDS)
+@pytest.mark.parametrize("paint", PAINTS)
 @pytest.mark.parametrize("drawing", [WHITE, GREY, square("brick", "#d00")])
 def test_a_painted_thing_shows_shades_of_its_colour_alone(paint, drawing):
-    shown = pixels(scene(drawing, "white", Random(0), paint)).reshape(-1, 3)
-    thing = np.median(shown[(shown != 255).any(axis=1)], axis=0)
-    colour = np.array(GROUNDS[paint])
+    picture = scene(drawing, "black" if paint == "white" else "white", Random(0), paint)
+    shown = pixels(picture).reshape(-1, 3)
+    thing = np.median(shown[(shown != picture.ground_rgb).any(axis=1)], axis=0)
+    colour = np.array(PAINTS[paint])
     assert (thing >= 0.7 * colour - 1).all()
     assert (thing <= colour + 41).all()
 
@@ -130,9 +131,9 @@ def test_a_thing_of_one_size_shows_the_same_pixels_in_the_boxes_of_the_grid_wher
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_several_things_are_as_many_as_the_caption_says(count):
-    picture = several(WHITE, "tiles", count, "black", Random(0))
+    picture = several(WHITE, count, "black", Random(0))
     white = pixels_like(picture, (255, 255, 255)).mean()
-    one = pixels_like(several(WHITE, "tiles", 2, "black", Random(0)), (255, 255, 255)).mean() / 2
+    one = pixels_like(several(WHITE, 2, "black", Random(0)), (255, 255, 255)).mean() / 2
     assert white == pytest.approx(count * one)
     assert picture.text.split()[0] in {2: ("two", "2"), 3: ("three", "3"), 4: ("four", "4")}[count]
     assert picture.things == ["tile"]
