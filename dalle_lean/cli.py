@@ -19,7 +19,7 @@ try:
     import typer
 
     from dalle_lean.ending import EXIT_CODE, Terminated
-    from dalle_lean.terminal import error, explain, show_log, tell
+    from dalle_lean.terminal import error, explain, notice, show_log
 except KeyboardInterrupt:  # Ctrl+C may come before `main` can catch it
     print("interrupted", file=sys.stderr)
     sys.exit(INTERRUPTED)
@@ -136,10 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = build_app(command_name)(arguments, standalone_mode=False)
     except Terminated:
         kept = f"; what was finished is saved. To go on: dalle-lean {shlex.join(arguments)}"
-        tell("stopped by SIGTERM" if command_name in SERVERS else f"ended by SIGTERM{kept}")
+        notice("stopped by SIGTERM" if command_name in SERVERS else f"ended by SIGTERM{kept}")
         sys.exit(EXIT_CODE)
     except KeyboardInterrupt:  # while the command's module was imported
-        tell("interrupted")
+        notice("interrupted")
         sys.exit(INTERRUPTED)
     except Exception as failure:
         if hasattr(failure, "format_message"):  # Typer's own usage errors
@@ -147,5 +147,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(2)
         sys.exit(explain(failure))
     if code == INTERRUPTED:  # Typer returns this code after Ctrl+C
-        tell("stopped" if command_name in SERVERS else "stopped; only what was finished is kept")
+        notice("stopped" if command_name in SERVERS else "stopped; only what was finished is kept")
     sys.exit(code if isinstance(code, int) else 0)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import DEFAULT_GUIDANCE_RANGE
-from dalle_lean.terminal import OTHER_DESTINATIONS, StoredDtype, progress_bar, say
+from dalle_lean.terminal import OTHER_DESTINATIONS, StoredDtype, echo, progress_bar
 
 
 def pack(
@@ -54,9 +54,9 @@ def pack(
     parts = {"vocabulary": vocabulary, "vqgan": vqgan, "clip": clip, "card": card}
     pack_model(model, out, **parts, guidance=guidance, average=average, dtype=stored)
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    say(f"{out}: {total_bytes / 1e6:.1f} MB")
+    echo(f"{out}: {total_bytes / 1e6:.1f} MB")
     if publish is not None:
         files = model_files(out, out.resolve().name)
         with progress_bar("publish", "files") as on_progress:
             done = copy(files, publish, message=f"Publish {out.resolve().name}", on_progress=on_progress)
-        say(f"{publish}: {done}")
+        echo(f"{publish}: {done}")

@@ -31,7 +31,7 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def say(line: str) -> None:
+def echo(line: str) -> None:
     """Print a line to standard output."""
     out.print(line, markup=False)
 
@@ -40,7 +40,7 @@ class StdoutHandler(logging.Handler):
     """Prints log messages as plain lines to standard output."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        echo(record.getMessage())
 
 
 def shortened(text: str, length: int = 60) -> str:
@@ -67,7 +67,7 @@ def error(line: str) -> None:
     err.print(f"error: {line}", style="red", markup=False)
 
 
-def tell(line: str) -> None:
+def notice(line: str) -> None:
     """Print a line that is not an error to standard error."""
     err.print(line, markup=False)
 
@@ -112,7 +112,7 @@ def waiting_told() -> Iterator[OnNotice]:
 
     def print_lines() -> None:
         while not ended.wait(LINE_INTERVAL_S):
-            tell(f"waiting for {what}, {time.monotonic() - started_s:.0f} s so far")
+            notice(f"waiting for {what}, {time.monotonic() - started_s:.0f} s so far")
 
     thread = threading.Thread(target=print_lines, daemon=True)
     thread.start()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from dalle_lean.ending import terminate
-from dalle_lean.terminal import Device, say, warn
+from dalle_lean.terminal import Device, echo, warn
 
 
 def demo(
@@ -67,24 +67,24 @@ def demo(
                 raise UserError(f"{option} {value}: with --serve, pass this to `dalle-lean serve` instead")
         from demo.serve.client import RemoteService
 
-        say(f"asking the engine at {serve} ...")
-        remote = RemoteService(serve, say)
+        echo(f"asking the engine at {serve} ...")
+        remote = RemoteService(serve, echo)
         card = plain_card(remote.card)
         service: DrawingService = remote
     else:
-        say("loading the model and measuring this machine's speed ...")
+        echo("loading the model and measuring this machine's speed ...")
         where, chosen = pick_device(device), cast(Any, precision)
         service = DrawingService.load(lambda: Generator.from_folder(folder, where, chosen, scorer))
         card = read_card(folder)
-    say(views.default_count(service))
+    echo(views.default_count(service))
     server = page_server.serve(
         *(service, host, port), card=card, share=share, auth=login, root_path=read_root_path(root_path), api=api
     )
     if server.server_port != port:
-        say(f"port {port} is taken; using {server.server_port}")
-    say(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
+        echo(f"port {port} is taken; using {server.server_port}")
+    echo(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
     if server.share_url:
-        say(f"public for a week: {server.share_url}")
+        echo(f"public for a week: {server.share_url}")
     elif share:
         warn("gradio.live gave no public address; check the network connection")
     page_server.wait(server)

@@ -91,13 +91,13 @@ def train(
         max_minutes: time limit, start-up included; the run is saved then, and the same call continues it.
         on_progress: called after each step with (samples done, total samples, note).
 
-    Raises as `TrainingRun.go` does, and:
+    Raises as `TrainingRun.run` does, and:
         Unreachable: a remote kept failing for too long; the last checkpoint is kept.
         ValueError: recipe, data, tokenizer, VQGAN and the run in `out` do not match, finished or not.
     """
     limit, processes = TimeLimit(max_minutes), open_processes(device)
     with processes.together():
-        return DalleRun(data, out, recipe, processes, **inputs).go(on_progress, limit)
+        return DalleRun(data, out, recipe, processes, **inputs).run(on_progress, limit)
 
 
 class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):

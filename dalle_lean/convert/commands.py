@@ -32,7 +32,7 @@ def convert(
     Published files are loaded weights-only; a missing, unknown or misshapen key is an error that names it.
     """
     from dalle_lean.convert import files
-    from dalle_lean.terminal import say
+    from dalle_lean.terminal import echo
     from dalle_lean.tokenizer import find_tokenizer
 
     if kind not in ("dalle", "vqgan", "clip"):
@@ -47,4 +47,4 @@ def convert(
         files.import_clip(source, out, architecture)
     else:
         files.import_dalle(source, out, config, tokenizer=find_tokenizer(tokenizer), vqgan=vqgan)
-    say(f"wrote {out}")
+    echo(f"wrote {out}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import say
+from dalle_lean.terminal import echo
 
 
 def calculator(
@@ -68,7 +68,7 @@ def calculator(
         from demo.server import serve_calculator, wait
 
         server = serve_calculator(model, host, port)
-        say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
+        echo(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
         wait(server)
         return
     chosen = None if plan is None else parse_plan(plan)
@@ -81,4 +81,4 @@ def calculator(
     )
     report = report_cost(subject, setup=setup, plan=chosen, budget_bytes=budget_bytes, tflops=tflops)
     for line in [json_format.dumps(report.to_dict())] if json else report_lines(report):
-        say(line)
+        echo(line)

@@ -10,7 +10,7 @@ import typer
 
 from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import say, waiting_told, warn
+from dalle_lean.terminal import echo, waiting_told, warn
 from dalle_lean.words import counted
 
 
@@ -52,23 +52,23 @@ def serve(
     reload = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: reload.set())
     signal.signal(signal.SIGTERM, terminate)
-    say(f"starting {counted(replicas, 'replica')} of {folder} ...")
+    echo(f"starting {counted(replicas, 'replica')} of {folder} ...")
     try:
         with ExitStack() as stack:
             with waiting_told() as wait_for:
                 engine = stack.enter_context(engine_running(folder, settings, wait_for))
             metrics = f", its metrics are on port {metrics_port}" if own_cluster else ""
-            say(f"the engine is at http://{host}:{port}{metrics} (Ctrl+C ends it)")
+            echo(f"the engine is at http://{host}:{port}{metrics} (Ctrl+C ends it)")
             while True:
                 # With a timeout, so that signals are handled.
                 if not reload.wait(1.0):
                     continue
                 reload.clear()
-                say("reloading the model ...")
+                echo("reloading the model ...")
                 try:
                     engine.load(find_model(model))
-                    say("the new model draws")
+                    echo("the new model draws")
                 except (UserError, OSError) as error:
                     warn(f"the previous model stays: {' '.join(str(error).split()) or type(error).__name__}")
     finally:
-        say("the engine has ended")
+        echo("the engine has ended")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import BatchSize, Device, progress_bar, say
+from dalle_lean.terminal import BatchSize, Device, echo, progress_bar
 
 
 def evaluate(
@@ -85,10 +85,10 @@ def evaluate(
         )
     write_report(out, found, f"Evaluation of {model or 'the bundled model'}")
     for name, value in measures(found):
-        say(f"{name}: {value}")
+        echo(f"{name}: {value}")
     for comparison in found.comparisons:
-        say(str(comparison))
-    say(f"the report is {out / 'report.html'}")
+        echo(str(comparison))
+    echo(f"the report is {out / 'report.html'}")
 
 
 def short_name(classifier: Path) -> str:

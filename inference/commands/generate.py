@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import BatchSize, Device, progress_bar, say, shortened, tell, warn
+from dalle_lean.terminal import BatchSize, Device, echo, notice, progress_bar, shortened, warn
 from dalle_lean.words import counted, utf8
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def generate(
         raise UserError(f"start_rows={start_rows}: name the picture whose rows to keep with --start")
     check_output_folder(out)
     picture = None if start is None else open_start(start)
-    say("loading the model ...")
+    echo("loading the model ...")
     from inference.gallery import other_galleries, pictures_of, prompt_folder, write_gallery
     from inference.generator import Generator
 
@@ -92,7 +92,7 @@ def generate(
     if guidance is None:
         settings = replace(settings, guidance=generator.guidance)
     if generator.scorer is None and scorer != "none" and (count := generator.num_drawn(settings)) < num_images:
-        tell(
+        notice(
             f"this model has no CLIP to rank {num_images} candidates, so only {count} are drawn; `pack --clip` adds one"
         )
     codes = None if start is None or picture is None else upper_rows(generator, start, picture, start_rows)
@@ -101,7 +101,7 @@ def generate(
         if excess := generator.excess_tokens(prompt):
             warn(f"this model does not read the last {counted(excess, 'token')} of the prompt: {shortened(prompt)!r}")
         if unknown := generator.unknown_words(prompt):
-            tell(f"I have not learnt to draw: {enumerated(named(unknown))}")
+            notice(f"I have not learnt to draw: {enumerated(named(unknown))}")
     name = repr(shortened(prompts[0], 40)) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     try:
@@ -117,9 +117,9 @@ def generate(
                     written[index] = f"{folder}: {number} of {shortened(prompt)!r}{remark_on(progress.pictures)}"
     finally:  # Ctrl+C too leaves finished prompts
         for index in sorted(written):
-            say(written[index])
+            echo(written[index])
     if others := other_galleries(out, prompts):
-        tell(f"{out} also holds the pictures of {counted(len(others), 'earlier prompt')}")
+        notice(f"{out} also holds the pictures of {counted(len(others), 'earlier prompt')}")
 
 
 def remark_on(pictures: "list[Picture]") -> str:

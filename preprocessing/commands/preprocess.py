@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dalle_lean.errors import UserError
+from dalle_lean.terminal import echo, progress_bar, warn
 from dalle_lean.terminal import out as console
-from dalle_lean.terminal import progress_bar, say, warn
 from dalle_lean.words import counted
 
 if TYPE_CHECKING:
@@ -128,11 +128,11 @@ def preprocess(
     if info:
         show_counts(info, out)
     if encoded:
-        say(f"{counted(encoded, 'picture')} in {seconds:.1f} s on {where}")
+        echo(f"{counted(encoded, 'picture')} in {seconds:.1f} s on {where}")
     if info:
-        say(f"{counted(len(info.shards), 'shard')} of {info.image_side}x{info.image_side} codes in {out}")
+        echo(f"{counted(len(info.shards), 'shard')} of {info.image_side}x{info.image_side} codes in {out}")
     else:
-        say(f"part {part} is done, others are not; the run that makes the last shard writes {out / 'dataset.json'}")
+        echo(f"part {part} is done, others are not; the run that makes the last shard writes {out / 'dataset.json'}")
 
 
 def parse_part(part: str) -> tuple[int, int]:
@@ -206,6 +206,6 @@ def show_counts(info: "DatasetInfo", out: Path) -> None:
         table.add_row(f"rejected: {reason}", str(count))
     console.print(table)
     if info.counts.rejected and info.settings.get("explain"):
-        say(f"{out / 'rejected.jsonl'} names each rejected picture")
+        echo(f"{out / 'rejected.jsonl'} names each rejected picture")
     elif info.counts.rejected:
-        say("to name each rejected picture, preprocess into a new folder with --explain")
+        echo("to name each rejected picture, preprocess into a new folder with --explain")

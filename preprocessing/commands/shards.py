@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dalle_lean.terminal import OTHER_DESTINATIONS, Device, progress_bar, say
+from dalle_lean.terminal import OTHER_DESTINATIONS, Device, echo, progress_bar
 from dalle_lean.terminal import out as console
 from dalle_lean.words import counted
 
@@ -38,14 +38,14 @@ def verify(
         faults = find_faults(folder, vqgan=model, threads=threads, on_progress=on_progress)
     info = read_manifest(folder)
     if not faults:
-        say(f"{folder}: {shards_and_pictures(info)}, all sound")
+        echo(f"{folder}: {shards_and_pictures(info)}, all sound")
         return
     table = Table("file", "what is wrong")
     for fault in faults:
         table.add_row(fault.file, fault.problem)
     console.print(table, markup=False)
     files = len({fault.file for fault in faults})
-    say(f"{folder}: {files} of its files {'is' if files == 1 else 'are'} not sound ({shards_and_pictures(info)})")
+    echo(f"{folder}: {files} of its files {'is' if files == 1 else 'are'} not sound ({shards_and_pictures(info)})")
     raise typer.Exit(1)
 
 
@@ -85,7 +85,7 @@ def show(
     for name, value in statistics.facts():
         table.add_row(name, value)
     console.print(table, markup=False)
-    say(f"{counted(len(pictures), 'picture')} on {out}")
+    echo(f"{counted(len(pictures), 'picture')} on {out}")
 
 
 @shards.command()
@@ -99,7 +99,7 @@ def adopt(
 
     with progress_bar("adopt", "pictures") as on_progress:
         info = import_shards(folder, load_vqgan(vqgan), on_progress=on_progress)
-    say(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
+    echo(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
 
 
 @shards.command()
@@ -113,7 +113,7 @@ def mix(
     from preprocessing.shards.mix import mix as run
 
     info = run([read_times(source) for source in sources], out)
-    say(f"{out}: {shards_and_pictures(info)}")
+    echo(f"{out}: {shards_and_pictures(info)}")
 
 
 @shards.command()
@@ -134,7 +134,7 @@ def dedupe(
         info = run(folder, out, threads=threads, on_progress=on_progress)
     before = read_manifest(folder)
     dropped = before.counts.kept - info.counts.kept
-    say(f"{out}: {shards_and_pictures(info)}; {dropped:,} of {before.counts.kept:,} left out ({REASON})")
+    echo(f"{out}: {shards_and_pictures(info)}; {dropped:,} of {before.counts.kept:,} left out ({REASON})")
 
 
 @shards.command()
@@ -156,7 +156,7 @@ def publish(
     files = shard_files(folder, destination.rstrip("/").rpartition("/")[2], license=license, license_link=license_link)
     with progress_bar("publish", "files") as on_progress:
         done = run(files, destination, message="Publish shards", on_progress=on_progress)
-    say(f"{destination}: {done}")
+    echo(f"{destination}: {done}")
 
 
 def read_times(source: str) -> tuple[Path, int]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import explain, progress_bar, say, tell
+from dalle_lean.terminal import echo, explain, notice, progress_bar
 from preprocessing.emoji.build import build
 from preprocessing.emoji.plan import COPIES
 from preprocessing.emoji.sets import BUNDLED_SET
@@ -54,10 +54,10 @@ def command(
     except Exception as failure:
         sys.exit(explain(failure))
     except KeyboardInterrupt:
-        tell(f"interrupted; {out} is as it was")
+        notice(f"interrupted; {out} is as it was")
         sys.exit(130)
     for part, numbers in counts.items():
-        say(f"{part}: " + ", ".join(f"{number} {what}" for what, number in numbers.items()))
+        echo(f"{part}: " + ", ".join(f"{number} {what}" for what, number in numbers.items()))
 
 
 def read_copies(text: str) -> dict[str, int]:

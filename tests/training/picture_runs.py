@@ -20,14 +20,14 @@ def on_progress(done, total, note):
         os.kill(os.getpid(), signal.SIGKILL)
 
 step, (run_class, *arguments), inputs = pickle.load(sys.stdin.buffer)
-run_class(*arguments, on_progress=on_progress, **inputs).go(on_progress)
+run_class(*arguments, on_progress=on_progress, **inputs).run(on_progress)
 """
 
 
 def train_on_pictures(run_class, *arguments, max_minutes=None, on_progress=None, **inputs):
     """Train until the run or the time, reading included, is over; returns the progress."""
     limit = TimeLimit(max_minutes)
-    return run_class(*arguments, on_progress=on_progress, **inputs).go(on_progress, limit)
+    return run_class(*arguments, on_progress=on_progress, **inputs).run(on_progress, limit)
 
 
 def metrics(out):

@@ -53,7 +53,7 @@ def test_a_commands_inputs_reach_its_run_and_its_time_includes_reading(
             made.append((data, out, recipe, inputs))
             clock.advance(90)
 
-        def go(self, on_progress, limit):
+        def run(self, on_progress, limit):
             assert on_progress is made[0][-1].pop("on_progress")
             assert not limit.reached()
             clock.advance(31)

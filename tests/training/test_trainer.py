@@ -262,7 +262,7 @@ def test_steps_with_nan_gradients_are_skipped_counted_and_said(shards, recipe, t
     run = DalleRun(shards, tmp_path, recipe)
     spoil(run, {4, 5, 9})
     notes = []
-    run.go(lambda done, total, note: notes.append(note))
+    run.run(lambda done, total, note: notes.append(note))
     assert run.progress.skipped == 3
     assert "3 steps skipped" in notes[-1]
     assert sorted(losses(tmp_path)) == [1, 2, 3, 6, 7, 8, 10, 11, 12]
@@ -291,7 +291,7 @@ def test_many_bad_steps_in_a_row_end_the_run_and_the_last_good_state_stays(shard
     run = DalleRun(shards, tmp_path, recipe)
     spoil(run, range(5, 100))
     with pytest.raises(TrainingDiverged, match=r"5 steps in a row .* state of step 3"):
-        run.go()
+        run.run()
     assert saved_progress(tmp_path)["step"] == 3
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
 

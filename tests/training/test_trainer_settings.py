@@ -83,7 +83,7 @@ def test_a_run_of_any_kind_goes_on_bit_for_bit_after_a_kill_and_after_control_c(
 def test_short_sequences_are_learnt_from_first_and_everything_is_measured(shards, recipe, tmp_path):
     run = DalleRun(shards, tmp_path, changed(recipe, CHANGES["length warm-up"]))
     notes = []
-    run.go(lambda done, total, note: notes.append(note))
+    run.run(lambda done, total, note: notes.append(note))
     lines = [line for line in read_metrics(tmp_path / METRICS) if "loss" in line]
     lengths = [4 + 2 * 2] * 4 + [8 + 3 * 3] * 3 + [12 + 4 * 4] * 5
     assert [line["sample_tokens"] for line in lines] == lengths
@@ -111,7 +111,7 @@ def test_without_dropout_the_learner_gets_every_caption_as_it_was_read(shards, r
     recipe = changed(recipe, {"schedule": {"checkpoint_every": 0, "heldout_every": 0}})
     run, other = DalleRun(shards, tmp_path / "run", recipe), DalleRun(shards, tmp_path / "other", recipe)
     seen = learnt_from(run)
-    run.go()
+    run.run()
     read = [batch for batch, _ in other.batches()]
     assert all(torch.equal(batch.text_ids, ids) for (batch, _), (ids, _) in zip(seen, read, strict=True))
 
@@ -120,7 +120,7 @@ def test_dropped_captions_are_empty_in_the_batch_and_stay_what_they_are_where_it
     whole = DalleRun(shards, tmp_path / "whole", recipe)
     run = DalleRun(shards, tmp_path / "run", changed(recipe, CHANGES["caption dropout"]))
     read, seen = [batch for batch, _ in whole.batches()], learnt_from(run)
-    run.go()
+    run.run()
     empty = torch.stack([(batch.text_ids == 0).all(dim=1) for batch, _ in seen])
     assert 0.3 < empty.float().mean() < 0.7
     assert [crop is not None for _, crop in seen] == [True] * 4 + [False] * 8
@@ -146,7 +146,7 @@ def test_a_model_learns_the_empty_caption_where_captions_are_dropped(shards, rec
         for share in (0.0, 0.5)
     ]
     for run in runs:
-        run.go()
+        run.run()
     (never_text, never_image), (text, image) = map(empty_caption_nats, runs)
     assert text < never_text - 1
     assert image < never_image - 0.05
@@ -154,7 +154,7 @@ def test_a_model_learns_the_empty_caption_where_captions_are_dropped(shards, rec
 
 def test_bfloat16_weights_stay_so_and_leave_a_model_folder_like_any_other(shards, recipe, tmp_path):
     run = DalleRun(shards, tmp_path, changed(recipe, CHANGES["bf16 weights"]))
-    run.go()
+    run.run()
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.bfloat16}
     masters = [state["master"].dtype for state in run.learner.optimizer.state.values()]
     assert masters == [torch.float32] * len(list(run.model.parameters()))
@@ -168,7 +168,7 @@ def test_a_step_that_only_lowered_a_scale_is_counted_apart(shards, recipe, tmp_p
     run.model.scales.values[0] = 2.0**24
     run.model.layers[0].attention.scale.data.fill_(30.0)
     notes = []
-    run.go(lambda done, total, note: notes.append(note))
+    run.run(lambda done, total, note: notes.append(note))
     assert run.progress.skipped == 0
     assert 0 < run.progress.rescaled < 12
     assert run.model.scales.values[0] < 2.0**24
@@ -183,7 +183,7 @@ def test_a_gradient_too_large_for_the_smallest_scale_ends_the_run(shards, recipe
     run.model.scales.values[:] = [1.0] * 6
     run.model.weigh = lambda text_nats, image_nats: 1e12 * (text_nats + image_nats)
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* lower learning rate"):
-        run.go()
+        run.run()
     assert run.progress.rescaled == 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import begin_loading, say
+from dalle_lean.terminal import begin_loading, echo
 from training.commands.options import RunDir
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def invite(
     given, code = new_invite(key, uses=uses, ends=ends, role=role, name=name or "")
     swarm = read_settings(run_dir).swarm
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends))
-    say(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; keep its code secret.")
-    say(f"To revoke it: dalle-lean ban {shlex.quote(str(run_dir))} {given.id}. To join:")
+    echo(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; keep its code secret.")
+    echo(f"To revoke it: dalle-lean ban {shlex.quote(str(run_dir))} {given.id}. To join:")
     if role == HELPER:
-        say(f"    dalle-lean host RUN_DIR --helper-of {swarm.addresses[0]} --announce ITS_ADDRESS --code {code}")
+        echo(f"    dalle-lean host RUN_DIR --helper-of {swarm.addresses[0]} --announce ITS_ADDRESS --code {code}")
     else:
-        say(f"    dalle-lean join {swarm.join_arguments(swarm.addresses)} --code {code}")
+        echo(f"    dalle-lean join {swarm.join_arguments(swarm.addresses)} --code {code}")
 
 
 def new_invite(key: "SigningKey", **terms: Any) -> tuple["Invite", str]:
@@ -68,7 +68,7 @@ def ban(run_dir: RunDir, subject: Subject) -> None:
     """Ban a machine, or an invitation and all who joined with it; takes effect within seconds while the host runs."""
     begin_loading()
     subject, changed = change(run_dir, subject, banned=True)
-    say(
+    echo(
         f"{subject} is banned; to undo that: dalle-lean unban {shlex.quote(str(run_dir))} {subject}"
         if changed
         else f"{subject} is already banned"
@@ -79,7 +79,7 @@ def unban(run_dir: RunDir, subject: Subject) -> None:
     """Lift a ban."""
     begin_loading()
     subject, changed = change(run_dir, subject, banned=False)
-    say(f"{subject} is no longer banned" if changed else f"{subject} is not banned")
+    echo(f"{subject} is no longer banned" if changed else f"{subject} is not banned")
 
 
 def change(run_dir: Path, subject: str, *, banned: bool) -> tuple[str, bool]:

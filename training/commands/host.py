@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import OTHER_DESTINATIONS, Device, begin_loading, progress_bar, say, tell, warn
+from dalle_lean.terminal import OTHER_DESTINATIONS, Device, begin_loading, echo, notice, progress_bar, warn
 from training.commands.options import (
     DEFAULT_PAGE_ADDRESS,
     Code,
@@ -225,22 +225,22 @@ def host(
         def greet() -> None:
             ports = ", ".join(str(port) for port in host_config.ports.values())
             announced = ipaddress.ip_address(host_config.announce)
-            say(f"the run {settings.swarm.name} is ready (TCP ports {ports}); {who_joins(announced)}")
-            say(f"    dalle-lean join {settings.swarm.join_arguments([*addresses, *helper_of])}")
+            echo(f"the run {settings.swarm.name} is ready (TCP ports {ports}); {who_joins(announced)}")
+            echo(f"    dalle-lean join {settings.swarm.join_arguments([*addresses, *helper_of])}")
             if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
-                say(f"and a code from dalle-lean invite {shlex.quote(str(run_dir))}")
+                echo(f"and a code from dalle-lean invite {shlex.quote(str(run_dir))}")
             if not announced.is_loopback and not announced.is_global:
                 warn(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
                     f"{ports} to this machine and set --announce to its public address"
                 )
             if page:
-                say(f"the run's page is at http://{page_address}")
+                echo(f"the run's page is at http://{page_address}")
             if not is_url(settings.swarm.data):
                 warn(f"every volunteer needs a copy of {settings.swarm.data}, named with --data")
 
         wait_for_ports(run_dir, host_config, warn)
-        say(f"starting {len(host_config.ports)} peers ...")
+        echo(f"starting {len(host_config.ports)} peers ...")
         with (
             publishing(run_dir, host_config.publish, warn),
             progress_bar(f"run {settings.swarm.name}", "steps") as on_progress,
@@ -253,10 +253,10 @@ def host(
                 on_ready=greet,
                 on_progress=on_progress,
                 on_notice=warn,
-                on_wait=tell,
+                on_wait=notice,
             )
     kept = "" if end.checkpoint is None else f"; the model is in {run_dir}/checkpoints/step-{end.checkpoint:06d}/model"
-    say(f"finished at step {end.step}, {end.note}{kept}")
+    echo(f"finished at step {end.step}, {end.note}{kept}")
 
 
 def who_joins(announced: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
@@ -288,15 +288,15 @@ def rollback(
     if to is None:
         found = list_checkpoints(run_dir, warn)
         if not found:
-            say(f"{run_dir} has no checkpoint yet")
+            echo(f"{run_dir} has no checkpoint yet")
         for checkpoint in found:
             loss = f"{checkpoint.heldout_loss:10.4g}" if math.isfinite(checkpoint.heldout_loss) else f"{'-':>10}"
             saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.saved_at))
-            say(f"step {checkpoint.step:7}  held-out loss {loss}  {saved}  {checkpoint.run}")
+            echo(f"step {checkpoint.step:7}  held-out loss {loss}  {saved}  {checkpoint.run}")
         return
     with run_folder(run_dir):
         settings = roll_back(run_dir, to, warn)
-    say(
+    echo(
         f"the run is back at step {to} and goes on as {settings.swarm.name}: start it with "
         f"dalle-lean host {shlex.quote(str(run_dir))}. "
         f"Peers still in {before.swarm.name} are notified and rejoin; later checkpoints are in "

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import LINE_INTERVAL_S, Device, begin_loading, err, error, out, say
+from dalle_lean.terminal import LINE_INTERVAL_S, Device, begin_loading, echo, err, error, out
 from dalle_lean.words import counted
 from training.commands.options import Code
 
@@ -89,10 +89,10 @@ def join(
             first, *others = found.problems
             more = f" ({len(others)} more above)" if others else ""
             raise UserError(f"{first.name}: {first.found}; {first.fix}{more}")
-        say("measuring how fast this machine is ...")
+        echo("measuring how fast this machine is ...")
         plan = measure(found, options)
         slow = "; slow for this model, but every sample counts" if plan.report_s > 60 else ""
-        say(
+        echo(
             f"{plan.samples_at_once / plan.seconds:.3g} samples/s: "
             f"{counted(plan.batch_size, 'sample')} between two reports, {plan.samples_at_once} at once{slow}"
         )
@@ -111,10 +111,10 @@ def join(
         finally:
             line.close()
             if line.peer is not None:
-                say(summary(line.peer.status(), line.peer.folder))
+                echo(summary(line.peer.status(), line.peer.folder))
         if moved is None:
             return None
-        say(moved)
+        echo(moved)
         target = list(found.addresses)
 
 
@@ -175,7 +175,7 @@ def doctor(
             report(checks.check_data(data)[0])
     problems, warnings = (sum(check.level == level for check in found) for level in ("problem", "warning"))
     counts = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"
-    say(f"{len(found)} checks: {counts if problems or warnings else 'all well'}")
+    echo(f"{len(found)} checks: {counts if problems or warnings else 'all well'}")
     if problems:
         raise typer.Exit(2)
 
@@ -245,7 +245,7 @@ class LiveLine:
         from training.run.graceful_stop import NOTICES
 
         goodbyes = {NOTICES[number]: goodbye for number, goodbye in GOODBYES.items()}
-        say(goodbyes.get(line, line))
+        echo(goodbyes.get(line, line))
 
     def on_stop(self) -> None:
         self.close()

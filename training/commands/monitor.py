@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dalle_lean.ending import terminate
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import begin_loading, say, tell, warn
+from dalle_lean.terminal import begin_loading, echo, notice, warn
 from dalle_lean.terminal import out as terminal
 from dalle_lean.words import counted
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage, check_page_options
@@ -102,7 +102,7 @@ def monitor(
         listen_at(page_address).close()  # fail here, not after connecting
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
-        watcher = stack.enter_context(closing(Monitor(source, warn, run_dir, on_connect=tell)))
+        watcher = stack.enter_context(closing(Monitor(source, warn, run_dir, on_connect=notice)))
         run = watcher.settings.swarm.first_name  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"
         files, is_look = out, once and export is None and wandb is None
@@ -128,7 +128,7 @@ def monitor(
             site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page or local, on_notice=warn)
             stack.callback(site.close)
             if page:
-                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, local))}")
+                echo(f"the run's page is at {stack.enter_context(served(site.folder, page_address, local))}")
         live = None
         last_step = refused = 0
         if terminal.is_terminal and not once:
@@ -150,7 +150,7 @@ def monitor(
             if live is not None:
                 live.update(Group(Text(line), table_of(board, records)), refresh=True)
             else:
-                say(line)
+                echo(line)
             if once:
                 terminal.print(table_of(board, records))
                 return

@@ -79,12 +79,12 @@ def train_run(
             weights.
     """
     from dalle_lean.devices import pick_device
-    from dalle_lean.terminal import progress_bar, say
+    from dalle_lean.terminal import echo, progress_bar
     from training.run.folder import run_folder
     from training.run.graceful_stop import TimeLimit
 
     with run_folder(out), progress_bar(f"training {noun}", "pictures") as on_progress:
         limit = TimeLimit(max_minutes)
         run = run_class(data, out, recipe, device=str(pick_device(device)), on_progress=on_progress, **inputs)
-        progress = run.go(on_progress, limit)
-    say(progress.last_line(recipe.steps, f"the {noun} is in {run.result.parent}"))
+        progress = run.run(on_progress, limit)
+    echo(progress.last_line(recipe.steps, f"the {noun} is in {run.result.parent}"))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import Device, progress_bar, say, warn
+from dalle_lean.terminal import Device, echo, progress_bar, warn
 from training.commands.options import MaxMinutes, Out, TokenizerFile
 
 
@@ -93,4 +93,4 @@ def train(
             )
     processes.close()
     if processes.first:
-        say(progress.last_line(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))
+        echo(progress.last_line(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))

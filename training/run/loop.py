@@ -76,7 +76,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
         """Whether something done every `interval` steps (0: never) and after the last step is due."""
         return interval > 0 and (self.finished or self.progress.step % interval == 0)
 
-    def go(self, on_progress: OnProgress | None = None, limit: TimeLimit | None = None) -> P:
+    def run(self, on_progress: OnProgress | None = None, limit: TimeLimit | None = None) -> P:
         """Take the remaining steps, or those before the `limit`, and return the progress.
 
         Notices to the user, such as the answer to Ctrl+C, are logged.

@@ -50,7 +50,7 @@ class NotedRun(TrainingRun):
 def run(out, steps, take_step=lambda step, rows: {"loss": 1.0 / step}):
     """Returns what was done, in order."""
     noted = NotedRun(out, steps, take_step)
-    noted.go(lambda pictures, total, note: noted.done.append((pictures, total)))
+    noted.run(lambda pictures, total, note: noted.done.append((pictures, total)))
     return noted.done
 
 

@@ -223,7 +223,7 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
     peer.spec, peer.diary = spec, diary
     peer.observe()
     diary.tell("ready", epoch=peer.optimizer.local_epoch)
-    peer.go()
+    peer.run()
 
 
 class MeasuredPeer(Peer):

@@ -43,7 +43,7 @@ def main(folder: Path, steps: int) -> None:
         processes.from_first(Work(folder, 4, settings.recipe.memory))
         worker = ToldPeer(settings, dht, shards, tokenizer, folder=place, batch_size=4, processes=processes)
         worker.learnt = []
-        worker.go()
+        worker.run()
         processes.from_first(None)
         told = {"peer": dht.peer_id.to_base58(), "learnt": worker.learnt, "samples": worker.metrics.samples}
         (folder / "rank0.json").write_text(json.dumps(told))

@@ -115,7 +115,7 @@ def take_part(
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind ignores it
             on_ready(peer)
-            peer.go(partial(end_at_once, on_stop), partial(end_in_time, on_stop))
+            peer.run(partial(end_at_once, on_stop), partial(end_in_time, on_stop))
             moved = peer.watch.moved
         finally:
             processes.from_first(moved)

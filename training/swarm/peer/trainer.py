@@ -80,7 +80,7 @@ class Peer(GradientWorker):
         """Whether the schedule has ended, or the run has moved."""
         return self.watch.moved is not None or self.optimizer.local_epoch >= self.settings.last_epoch
 
-    def go(
+    def run(
         self, end_at_once: Callable[[], NoReturn] = raise_interrupt, on_terminate: Callable[[], None] = lambda: None
     ) -> None:
         """Train until the schedule ends, Ctrl+C or SIGTERM, then leave cleanly.

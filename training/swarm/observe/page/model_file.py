@@ -73,7 +73,11 @@ def pack(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def mirror(
-    folder: Path, wanted: Download, shown: Download | None, read: Callable[[str, int], bytes | None], say: OnNotice
+    folder: Path,
+    wanted: Download,
+    shown: Download | None,
+    read: Callable[[str, int], bytes | None],
+    on_notice: OnNotice,
 ) -> Download | None:
     """Continue downloading `wanted` into `folder`; returns it once it is complete and intact, until then `shown`.
 
@@ -96,7 +100,7 @@ def mirror(
             file.write(piece)
     if sha256_file(part) != wanted.sha256:
         part.unlink()
-        say(f"{wanted.file} does not match its hash; downloading it again")
+        on_notice(f"{wanted.file} does not match its hash; downloading it again")
         return shown
     os.replace(part, path)
     return wanted
