@@ -2,12 +2,14 @@
 
 import logging
 import tempfile
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,10 +27,47 @@ from inference.ranking import all_alike, all_blank
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
+TABS_KEPT = 500
+KEPT_S = 3600
+GONE = "these pictures are gone; draw new ones"
 
 Update = dict[Any, Any]
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a tab shows: its last pictures, the index of the one that the buttons act on, and since when."""
+
+    drawn: Done
+    index: int
+    since_s: float
+
+
+class ShownByTab:
+    """What each of the last TABS_KEPT tabs shows, for KEPT_S at least; for any number of threads.
+
+    In place of gr.State, which makes each tab hold a connection: of one browser, six tabs would be all.
+    """
+
+    def __init__(self) -> None:
+        self.tabs: OrderedDict[str, Shown] = OrderedDict()
+        self.lock = Lock()
+
+    def put(self, tab: gr.Request, drawn: Done, index: int = 0) -> None:
+        """Note what a tab shows from now on."""
+        now_s = time.monotonic()
+        with self.lock:
+            self.tabs.pop(str(tab.session_hash), None)
+            self.tabs[str(tab.session_hash)] = Shown(drawn, index, now_s)
+            while len(self.tabs) > TABS_KEPT or next(iter(self.tabs.values())).since_s < now_s - KEPT_S:
+                self.tabs.popitem(last=False)
+
+    def get(self, tab: gr.Request) -> Shown | None:
+        """What a tab shows; None if nothing, or if that is long ago."""
+        with self.lock:
+            return self.tabs.get(str(tab.session_hash))
 
 
 class Actions:
@@ -41,6 +80,7 @@ class Actions:
         self.service, self.parts, self.examples = service, parts, examples
         self.fields = prompt_fields(service)
         self.stops: dict[str, Event] = {}  # by tab, for each tab with a drawing in progress
+        self.shown = ShownByTab()
 
     def greet(self) -> Update:
         """The default number of candidates and the estimates, as the machine draws now."""
@@ -60,17 +100,16 @@ class Actions:
             values["seed"] = new_seed()
         yield from self.show(tab, prompt, lambda prompt: self.read(prompt, values))
 
-    def draw_more(
-        self, tab: gr.Request, prompt: str, drawn: Done | None, chosen: int, *controls: Any
-    ) -> Iterator[Update]:
+    def draw_more(self, tab: gr.Request, prompt: str, *controls: Any) -> Iterator[Update]:
         """Draw new pictures with the upper rows of the chosen one."""
         values = self.values(controls) | {"upload": None, "seed": new_seed()}
+        shown = self.shown.get(tab)
 
         def read(prompt: str) -> Request:
-            if drawn is None:
-                raise UserError("these pictures are gone; draw new ones")
-            request = self.read(prompt, values)
-            return replace(request, start=first_rows(self.service, drawn.pictures[chosen].codes, values["rows"]))
+            if shown is None:
+                raise UserError(GONE)
+            request, codes = self.read(prompt, values), shown.drawn.pictures[shown.index].codes
+            return replace(request, start=first_rows(self.service, codes, values["rows"]))
 
         yield from self.show(tab, prompt, read)
 
@@ -118,7 +157,8 @@ class Actions:
             before.set()
         stop = self.stops[key] = Event()
         try:
-            for update in self.answer(partial(read, shorter), stop, views.cut(prompt, shorter), before is not None):
+            cut = views.cut(prompt, shorter)
+            for update in self.answer(tab, partial(read, shorter), stop, cut, before is not None):
                 if self.stops.get(key) is not stop:
                     return
                 yield update
@@ -128,10 +168,10 @@ class Actions:
                 del self.stops[key]
 
     def answer(
-        self, read: Callable[[], Request], stop: Event, cut: str = "", unfinished: bool = False
+        self, tab: gr.Request, read: Callable[[], Request], stop: Event, cut: str = "", unfinished: bool = False
     ) -> Iterator[Update]:
-        """Draw a request; mistakes and failures become updates, which leave finished pictures on the page until this
-        drawing begins.
+        """Draw a request for a tab; mistakes and failures become updates, which leave finished pictures on the page
+        until this drawing begins.
 
         Setting `stop` or closing the iterator cancels the drawing at the end of the current row.
 
@@ -144,6 +184,7 @@ class Actions:
             with closing(cast(Any, self.service.draw(request))) as events:
                 for event in events:
                     if isinstance(event, Done):
+                        self.shown.put(tab, event)
                         # Gradio copies the files at once.
                         with tempfile.TemporaryDirectory() as folder:
                             yield {**begin, **self.pictures(event, Path(folder))}
@@ -211,7 +252,6 @@ class Actions:
                 list(zip(paths, views.captions(drawn), strict=True)), visible=True, selected_index=None
             ),
             parts.actions: gr.Row(visible=True),
-            parts.drawn: drawn,
             **self.act_on(drawn, 0, paths),
         }
 
@@ -236,16 +276,18 @@ class Actions:
         """Make the buttons act on the picture at this index."""
         number = drawn.pictures[index].index
         return {
-            self.parts.chosen: index,
             self.parts.download: gr.DownloadButton(f"Download no. {number}", value=paths[index]),
             self.parts.more: gr.Button(f"More like no. {number}"),
         }
 
-    def choose(self, event: gr.SelectData, drawn: Done | None) -> Iterator[Update]:
-        index = event.index
-        if drawn is None or not isinstance(index, int) or not 0 <= index < len(drawn.pictures):
+    def choose(self, event: gr.SelectData, tab: gr.Request) -> Iterator[Update]:
+        """Make the buttons act on the picture that was clicked."""
+        shown, index = self.shown.get(tab), event.index
+        if shown is None or not isinstance(index, int) or not 0 <= index < len(shown.drawn.pictures):
             yield gr.skip()
             return
+        drawn = shown.drawn
+        self.shown.put(tab, drawn, index)
         with tempfile.TemporaryDirectory() as folder:
             yield self.act_on(drawn, index, write_pictures(drawn, Path(folder)))
 
@@ -257,10 +299,12 @@ class Actions:
         stop.set()
         return {self.parts.status: views.line(views.STOPPING), self.parts.stop: gr.Button(interactive=False)}
 
-    def keep_seed(self, drawn: Done | None) -> Update:
+    def keep_seed(self, tab: gr.Request) -> Update:
         """Use the seed of these pictures from now on."""
-        if drawn is None:
-            return gr.skip()
+        shown = self.shown.get(tab)
+        if shown is None:
+            return {self.parts.status: views.failure(GONE)}
+        drawn = shown.drawn
         seed = drawn.request.settings.seed
         said = f"Seed {seed} is kept: the same prompt and settings draw the same pictures again."
         if drawn.request.start is not None:

@@ -9,7 +9,7 @@ import gradio as gr
 
 from dalle_lean.images.files import FORMATS
 from demo import progress_views as views
-from demo.actions import Actions
+from demo.actions import KEPT_S, Actions
 from demo.calculator.page import add_calculator
 from demo.controls import prompt_fields
 from demo.endpoint import add_endpoint
@@ -27,13 +27,12 @@ EXAMPLES = (
     "an astronaut riding a horse",
 )
 """Prompts that the bundled model draws well; the last is beyond it."""
-KEEP_S = 3600
 
 
 def build_page(service: DrawingService, card: str, api: bool) -> Any:
     """The page as Gradio Blocks; `card` is the model card in Markdown, `api` adds the endpoint /draw."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # or Gradio asks another host for its latest version
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEEP_S, KEEP_S)) as page:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEPT_S, KEPT_S)) as page:
         parts, examples = add_parts(service, card=bool(card))
         if api:  # first, so that it gets the name /draw: Gradio names every listener
             add_endpoint(service, parts)
@@ -89,8 +88,6 @@ def add_parts(service: DrawingService, card: bool) -> tuple[SimpleNamespace, Any
         parts.keep = gr.Button("Keep this seed", min_width=150, size="md", elem_id="keep")
     add_controls(service, parts)
     gr.Markdown(views.facts(service.generator), elem_id="facts")
-    parts.drawn = gr.State(None, time_to_live=KEEP_S)  # the visitor's last Done
-    parts.chosen = gr.State(0, time_to_live=KEEP_S)  # index among its pictures of the one that the buttons act on
     return parts, examples
 
 
@@ -140,7 +137,7 @@ def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) 
     inputs = parts.inputs
     shown = [
         *(parts.prompt, parts.stop, parts.status, parts.unknown, parts.stage, parts.gallery, parts.actions),
-        *(parts.download, parts.more, parts.drawn, parts.chosen, inputs["seed"], parts.new_seed),
+        *(parts.download, parts.more, inputs["seed"], parts.new_seed),
     ]
     slow = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}
     quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -151,14 +148,13 @@ def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) 
     gr.on(asked, None, None, parts.status, js=f"() => {json.dumps(views.asked())}", **quick)
     gr.on([parts.prompt.submit, parts.draw.click], actions.draw, values, shown, **drawing)
     examples.load_input_event.then(actions.draw, values, shown, **drawing)
-    liked = [parts.prompt, parts.drawn, parts.chosen, *inputs.values()]
-    parts.more.click(actions.draw_more, liked, shown, **drawing)
+    parts.more.click(actions.draw_more, [parts.prompt, *inputs.values()], shown, **drawing)
     greeted = [parts.status, parts.estimate, inputs["num_images"]]
     greeting = page.load(actions.greet, None, greeted, **quick)
     greeting.then(actions.open, values[1:], shown, **drawing)
     parts.stop.click(actions.stop, None, shown, **quick)
-    parts.gallery.select(actions.choose, parts.drawn, shown, **quick)
-    parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)
+    parts.gallery.select(actions.choose, None, shown, **quick)
+    parts.keep.click(actions.keep_seed, None, shown, **quick)
     upload = [inputs["upload"], inputs["rows"]]
     gr.on([inputs["upload"].change, inputs["rows"].release], actions.preview_upload, upload, parts.given, **slow)
     cost = [inputs["num_images"], inputs["best"], inputs["guidance"]]

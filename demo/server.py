@@ -14,6 +14,7 @@ import gradio.http_server
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
+from demo.actions import TABS_KEPT
 from demo.calculator.page import add_calculator
 from demo.page import build_page
 from demo.service.drawing_service import MAX_UPLOAD_BYTES, DrawingService
@@ -21,8 +22,6 @@ from demo.service.drawing_service import MAX_UPLOAD_BYTES, DrawingService
 PORTS_TRIED = 20
 # Each waiting visitor holds one.
 THREADS = 64
-# Sessions whose last pictures are kept for "More like this".
-VISITORS_KEPT = 500
 STYLE = Path(__file__).with_name("page.css")
 # Escape stops a drawing. While one waits or runs, the page asks every 3 s whether its server is still there: Gradio
 # leaves the last progress as it was.
@@ -136,7 +135,7 @@ def serve(
             footer_links=["api"] if api else [],
             max_threads=THREADS,
             max_file_size=MAX_UPLOAD_BYTES,
-            state_session_capacity=VISITORS_KEPT,
+            state_session_capacity=TABS_KEPT,
             js=SCRIPT,
             **options,
         )

@@ -4,7 +4,7 @@ import copy
 import io
 import os
 import socket
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Event
 from types import SimpleNamespace
 
@@ -65,19 +65,23 @@ def knowing_service(knowing, latency):
 
 def named_actions(service, examples=()):
     """The page's actions, whose updates go by the names of its parts."""
-    names = "prompt stop status unknown stage gallery actions download more new_seed estimate drawn chosen"
+    names = "prompt stop status unknown stage gallery actions download more new_seed estimate"
     parts = SimpleNamespace(**{name: name for name in names.split()})
     parts.inputs = {name: name for name in ("num_images", "best", "top_k", "top_p", "seed")}
     return Actions(service, parts, examples)
 
 
+TAB = SimpleNamespace(session_hash="tab")
 WISH = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 1}
 
 
 def answer(service, prompt="a red heart", values=WISH, stop=None, examples=()):
-    """The updates of the page."""
+    """The updates of the page, and under "drawn" what More like this would be like."""
     actions = named_actions(service, examples)
-    return actions.answer(lambda: actions.read(prompt, values), stop or Event())
+    with closing(actions.answer(TAB, lambda: actions.read(prompt, values), stop or Event())) as updates:
+        for update in updates:
+            shown = actions.shown.get(TAB)
+            yield update | ({"drawn": shown.drawn} if shown else {})
 
 
 def failing_service(generator, latency, error):

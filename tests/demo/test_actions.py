@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from demo import progress_views as views
+from demo.actions import TABS_KEPT, ShownByTab
 from demo.form import cut_prompt, default_settings
 from demo.service.drawing_service import DrawingService, Queued, Running
 from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Busy, Scheduler
 from inference.request import Request, Settings
-from tests.demo.conftest import WISH, answer, failing_service, named_actions
+from tests.demo.conftest import TAB, WISH, answer, failing_service, named_actions
 
 
 def test_the_last_view_has_the_best(service):
@@ -121,7 +122,7 @@ def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(k
     assert "Only the first 998 of the prompt&#x27;s 2000 characters are read; the rest is ignored." in first["unknown"]
     assert "draw “zeppelin”, so these" in first["unknown"]
     assert not any("unknown" in update or "prompt" in update for update in (*others, last))
-    assert last["drawn"].request.prompt == first["prompt"]
+    assert actions.shown.get(tab).drawn.request.prompt == first["prompt"]
 
 
 def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(service):
@@ -282,7 +283,9 @@ def test_a_kept_seed_promises_the_same_pictures_unless_they_began_with_given_row
     codes = service.generator("a red heart", num_images=1)[0].codes
     start = codes[: 4 * rows] if rows else None
     *_, drawn = service.draw(Request("a red heart", Settings(num_images=2, seed=3), start))
-    kept = named_actions(service).keep_seed(drawn)
+    actions = named_actions(service)
+    actions.shown.put(TAB, drawn)
+    kept = actions.keep_seed(TAB)
     assert (kept["seed"], kept["new_seed"]) == (3, False)
     assert "Seed 3 is kept" in kept["status"]
     assert ("draw the same pictures again" in kept["status"]) == (rows == 0)
@@ -293,3 +296,29 @@ def test_the_largest_seed_of_the_box_may_come_from_the_address(service):
     tab = SimpleNamespace(query_params={"prompt": "a red heart", "seed": str(2**53 - 1)}, session_hash="tab")
     first, *_ = named_actions(service).open(tab, True, *WISH.values())
     assert first["seed"] == 2**53 - 1
+
+
+def test_what_the_oldest_of_many_tabs_shows_is_forgotten(service):
+    *_, drawn = service.draw(Request("a red heart", Settings(num_images=1)))
+    shown, tabs = ShownByTab(), [SimpleNamespace(session_hash=str(i)) for i in range(TABS_KEPT + 2)]
+    for tab in tabs:
+        shown.put(tab, drawn)
+        shown.put(tabs[0], drawn)  # used all the time
+    assert [tab.session_hash for tab in tabs if shown.get(tab) is None] == ["1", "2"]
+
+
+def test_what_a_tab_shows_is_forgotten_after_a_while(service, monkeypatch):
+    *_, drawn = service.draw(Request("a red heart", Settings(num_images=1)))
+    shown, (first, second) = ShownByTab(), (SimpleNamespace(session_hash=name) for name in ("first", "second"))
+    shown.put(first, drawn)
+    monkeypatch.setattr("demo.actions.KEPT_S", 0)
+    shown.put(second, drawn)
+    assert shown.get(first) is None
+    assert shown.get(second).drawn is drawn
+
+
+def test_buttons_of_pictures_that_are_forgotten_say_so(service):
+    actions = named_actions(service)
+    more, _ = actions.draw_more(TAB, "a red heart", *WISH.values())
+    assert "These pictures are gone; draw new ones" in more["status"]
+    assert "These pictures are gone; draw new ones" in actions.keep_seed(TAB)["status"]

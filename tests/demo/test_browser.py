@@ -207,6 +207,16 @@ def test_a_tab_without_a_connection_says_at_once_that_it_waits_for_the_server(vi
         page.locator("#status").get_by_text("best of 128" if way == "a panda" else "The prompt is empty").wait_for()
 
 
+def test_the_tenth_tab_of_a_browser_draws_too(visit, page_url):
+    first = visit(page_url)
+    others = [first.context.new_page() for _ in range(9)]  # browsers open six connections to one host
+    for tab in others:
+        tab.goto(page_url)
+        tab.locator("#prompt input").wait_for()
+    ask(others[-1], "a red heart")
+    assert pictures(others[-1])
+
+
 @pytest.mark.parametrize("way", ["button", "Escape"])
 def test_a_drawing_is_stopped(visit, slow_url, way):
     page = visit(slow_url)

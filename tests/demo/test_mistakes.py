@@ -2,7 +2,6 @@
 
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +9,7 @@ from demo.controls import prompt_fields
 from demo.form import LARGEST_EXACT_SEED
 from demo.service.drawing_service import DrawingService
 from demo.service.scheduler import Scheduler
-from tests.demo.conftest import WISH, answer, named_actions
+from tests.demo.conftest import TAB, WISH, answer, named_actions
 
 
 @pytest.mark.parametrize(
@@ -65,8 +64,7 @@ def test_the_best_four_are_shown_or_all_where_fewer_are_drawn(service, num_image
 
 
 def draw(actions, prompt="a red heart", fresh=False, **values):
-    tab = SimpleNamespace(session_hash="tab")
-    return actions.draw(tab, prompt, fresh, *{**WISH, **values}.values())
+    return actions.draw(TAB, prompt, fresh, *{**WISH, **values}.values())
 
 
 def test_after_a_seed_that_is_too_large_the_page_draws_again(service):
@@ -74,13 +72,14 @@ def test_after_a_seed_that_is_too_large_the_page_draws_again(service):
     refused, _ = draw(actions, seed=10**20)
     assert f"from 0 to {LARGEST_EXACT_SEED}." in refused["status"]
     assert "seed" not in refused
-    *_, last, _ = draw(actions)
-    assert len(last["drawn"].pictures) == 2
+    list(draw(actions))
+    assert len(actions.shown.get(TAB).drawn.pictures) == 2
 
 
 def test_a_new_seed_takes_the_place_of_whatever_is_in_the_box(service):
-    *_, last, _ = draw(named_actions(service), fresh=True, seed=None)
-    assert len(last["drawn"].pictures) == 2
+    actions = named_actions(service)
+    list(draw(actions, fresh=True, seed=None))
+    assert len(actions.shown.get(TAB).drawn.pictures) == 2
 
 
 def test_a_mistake_during_a_drawing_ends_it_and_leaves_no_unfinished_pictures(service):

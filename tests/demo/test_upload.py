@@ -14,7 +14,7 @@ from demo import progress_views as views
 from demo.form import read_request
 from demo.service.drawing_service import MAX_UPLOAD_BYTES, UPLOADS_WAITING, upload_pixels
 from demo.service.scheduler import Busy
-from tests.demo.conftest import encoded, named_actions
+from tests.demo.conftest import TAB, encoded, named_actions
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
@@ -77,7 +77,7 @@ def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(service
             others.enter_context(service.uploads.ticket(7.0))
         assert "The page is busy" in actions.preview_upload(upload, 2)
         asked = {"num_images": 2, "best": 2, "top_k": 0, "upload": upload, "rows": 2}
-        *_, last = actions.answer(lambda: read_request(service, "a red heart", **asked), Event())
+        *_, last = actions.answer(TAB, lambda: read_request(service, "a red heart", **asked), Event())
         assert "The page is busy: 1 drawing, 3 waiting. Please try again in about 7 s" in last["status"]
 
 
