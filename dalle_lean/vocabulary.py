@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -31,6 +32,10 @@ MARKS = "".join(char for char in map(chr, range(0x300, 0x1F000)) if unicodedata.
 FLAG = "[\U0001f1e6-\U0001f1ff]{2}"
 PICTOGRAPH = "[\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001f3fa\U0001f400-\U0001faff]"
 WORD = re.compile(rf"\w[\w{MARKS}]*(?:'\w[\w{MARKS}]*)*|{FLAG}|{PICTOGRAPH}")
+STYLED_PICTOGRAPH = re.compile(f"({PICTOGRAPH})[\ufe0e\ufe0f]?")
+LOOKS = {"black", "heavy", "medium", "white"}
+"""What the names of older pictographs say of their print: ❤ is a "heavy black heart"."""
+CLOSE = 0.8  # the share of letters that a misspelt word has in common with the right one, see difflib
 SPELLINGS = str.maketrans({"_": " ", "\u2019": "'", "\ufe0e": None, "\ufe0f": None})
 """Characters to unify; the last two select a drawing style of an emoji."""
 
@@ -99,7 +104,31 @@ class Vocabulary:
 
         "whales" is known if "whale" is, and vice versa.
         """
-        return [word for word in content_words(prompt) if not any(form in self.words for form in forms(word))]
+        return [word for word in content_words(prompt) if not self.knows(word)]
+
+    def knows(self, word: str) -> bool:
+        """Whether the model has learnt a word or another form of it."""
+        return any(form in self.words for form in forms(word))
+
+    def similar(self, word: str) -> str | None:
+        """The learnt word that a misspelt one may mean: "elephant" for "elefant"."""
+        learnt = [other for other in self.words if other[0] == word[0] and other not in FUNCTION_WORDS]
+        return next(iter(get_close_matches(word, learnt, n=1, cutoff=CLOSE)), None)
+
+    def spelled_out(self, prompt: str) -> str:
+        """A prompt with the learnt words of their Unicode names in place of pictographs that are not learnt: "🐳" is
+        a "spouting whale". Pictographs without such words stay."""
+
+        def name(match: re.Match[str]) -> str:
+            if match[1] in self.words:
+                return match[0]
+            words = unicodedata.name(match[1], "").lower().split()
+            if ord(match[1]) <= 0xFFFF:
+                words = [word for word in words if word not in LOOKS]
+            known = [word for word in words if all(map(self.knows, words_of(word)))]
+            return match[0] if FUNCTION_WORDS.issuperset(known) else f" {' '.join(known)} "
+
+        return STYLED_PICTOGRAPH.sub(name, prompt)
 
 
 def content_words(prompt: str) -> list[str]:

@@ -224,10 +224,11 @@ class Actions:
         """Names the words that the model has not learnt, and if it knows none, examples that it knows."""
         generator = self.service.generator
         words = generator.unknown_words(prompt) or []
-        if words != content_words(prompt):
-            return views.unknown(words)
+        suggestions = generator.suggestions(words)
+        if words != content_words(generator.plain(prompt)):
+            return views.unknown(words, suggestions=suggestions)
         known = [example for example in self.examples if not generator.unknown_words(example)]
-        return views.unknown(words, known[:EXAMPLES_NAMED])
+        return views.unknown(words, known[:EXAMPLES_NAMED], suggestions)
 
     def progress(self, request: Request, event: DrawingEvent) -> Update:
         """The page while a request waits or is being drawn."""

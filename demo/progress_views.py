@@ -113,15 +113,19 @@ def captions(event: Done) -> list[str]:
     return [f"{score}no. {picture.index}\nseed {seed}" for score, picture in zip(scores, event.pictures, strict=True)]
 
 
-def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
+def unknown(words: Sequence[str], known: Sequence[str] | None = None, suggestions: Sequence[str] = ()) -> str:
     """Names the words that the model has not learnt; empty if there are none.
 
-    known: prompts to suggest if the model knows no word of this one.
+    Args:
+        known: prompts to suggest if the model knows no word of this one.
+        suggestions: words that were meant if those are misspelt.
     """
     if not words:
         return ""
     it = "it" if len(words) == 1 else "them"
     said = f"I have not learnt to draw {enumerated(named(words, QUOTES), 'or')}, so these pictures may not show {it}."
+    if suggestions:
+        said += f" Did you mean {enumerated(named(suggestions, QUOTES), 'or')}?"
     if known:
         said += f" I know nothing in this prompt; I do know {enumerated([f'“{prompt}”' for prompt in known])}."
     elif known is not None:

@@ -163,7 +163,7 @@ class Generator:
         config, decoder = self.model.config, self.decoder
         for request in requests:
             request.check(config)
-        requests = [replace(request, prompt=tidy(request.prompt)) for request in requests]
+        requests = [replace(request, prompt=self.plain(request.prompt)) for request in requests]
         if batch_size is None:
             idle_bytes = 0 if decoder.idle_cache is None else decoder.idle_cache.num_bytes
             batch_size = default_batch_size(config, decoder.dtype, decoder.device, idle_bytes=idle_bytes)
@@ -251,11 +251,21 @@ class Generator:
 
     def excess_tokens(self, prompt: str) -> int:
         """How many of the prompt's tokens exceed the model's text length and are cut off."""
-        return max(0, self.tokenizer.count(tidy(prompt)) - self.model.config.text_len)
+        return max(0, self.tokenizer.count(self.plain(prompt)) - self.model.config.text_len)
 
     def unknown_words(self, prompt: str) -> list[str] | None:
         """The words of a prompt that training never showed, in order, each once; None without a vocabulary.json."""
-        return None if self.vocabulary is None else self.vocabulary.unknown(prompt)
+        return None if self.vocabulary is None else self.vocabulary.unknown(self.plain(prompt))
+
+    def plain(self, prompt: str) -> str:
+        """A prompt as the model reads it: tidy, with pictographs spelled out that it has not learnt."""
+        return tidy(prompt if self.vocabulary is None else self.vocabulary.spelled_out(prompt))
+
+    def suggestions(self, words: Sequence[str]) -> list[str]:
+        """The learnt words that unknown ones may mean if they are misspelt, each once."""
+        if self.vocabulary is None:
+            return []
+        return list(dict.fromkeys(filter(None, map(self.vocabulary.similar, words))))
 
     def describe(self, settings: Settings, start: Tensor | None = None) -> dict[str, Any]:
         """All that determines the pictures besides the prompt, ready for JSON."""

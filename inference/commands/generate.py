@@ -101,7 +101,9 @@ def generate(
         if excess := generator.excess_tokens(prompt):
             warn(f"this model does not read the last {counted(excess, 'token')} of the prompt: {shortened(prompt)!r}")
         if unknown := generator.unknown_words(prompt):
-            notice(f"I have not learnt to draw: {enumerated(named(unknown))}")
+            suggestions = generator.suggestions(unknown)
+            meant = f"; did you mean {enumerated(named(suggestions), 'or')}?" if suggestions else ""
+            notice(f"I have not learnt to draw: {enumerated(named(unknown))}{meant}")
     name = repr(shortened(prompts[0], 40)) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     try:

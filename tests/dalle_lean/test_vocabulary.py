@@ -84,6 +84,27 @@ def test_an_emoji_that_captions_have_is_known():
     assert Vocabulary.count(["❤️ 🐋"] * FEWEST).unknown("❤ 🐋 🦖") == ["🦖"]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "spelled_out"),
+    [
+        ("🐳", "spouting whale"),
+        ("a ❤️ over two 🐳🐳", "a heart over two spouting whale spouting whale"),
+        ("🏰 and 🦖", "castle and t-rex"),  # "european castle" in Unicode
+        ("🐋 🎱 whale", "🐋 🎱 whale"),  # the first is learnt; of "billiards" no word is
+    ],
+)
+def test_a_pictograph_is_spelled_out_with_the_words_of_its_name_that_are_learnt(prompt, spelled_out):
+    learnt = Vocabulary.count(["a black heart, a spouting whale, a castle, a T-Rex, 🐋"] * FEWEST)
+    assert " ".join(learnt.spelled_out(prompt).split()) == spelled_out
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("elefant", "elephant"), ("elephannt", "elephant"), ("whle", "whale"), ("zeppelin", None)]
+)
+def test_a_misspelt_word_suggests_the_learnt_one(word, meant):
+    assert Vocabulary.count(["an elephant with a whale"] * FEWEST).similar(word) == meant
+
+
 def test_of_a_prompt_only_function_words_say_nothing_of_what_is_seen():
     assert content_words("It's a picture of my cat's house without the cat") == [
         *("picture", "cat's", "house", "without", "cat")

@@ -230,17 +230,20 @@ def test_fewer_candidates_than_asked_for_are_said_where_the_model_has_no_clip(
 
 
 def test_unknown_words_are_named_in_a_line_for_each_prompt(model_folder_with_vocabulary, tmp_path, capsys):
-    prompts = ("a zeppelin", "two red hearts", "ein rotes Herz", "❤️")
+    prompts = ("a zeppelin", "two red hearts", "ein rotes Herz", "🧶", "❤️", "a herat")
     assert run(*prompts, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "learnt" in line]
     assert said == [
         "I have not learnt to draw: zeppelin",
         "I have not learnt to draw: ein, rotes and herz",
-        "I have not learnt to draw: ❤",
+        "I have not learnt to draw: 🧶",
+        "I have not learnt to draw: herat; did you mean heart?",
     ]
     results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/results.json"))]
-    assert [result["unknown_words"] for result in results] == [["zeppelin"], [], ["ein", "rotes", "herz"], ["❤"]]
-    assert len(list(tmp_path.glob("*/00.png"))) == 4
+    assert [result["unknown_words"] for result in results] == [
+        *(["zeppelin"], [], ["ein", "rotes", "herz"], ["🧶"], [], ["herat"])
+    ]
+    assert len(list(tmp_path.glob("*/00.png"))) == 6
 
 
 def test_of_a_long_prompt_the_line_names_a_few_words(model_folder_with_vocabulary, tmp_path, capsys):
