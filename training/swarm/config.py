@@ -42,7 +42,8 @@ class SwarmSection:
         addresses: of the helpers, as /ip4/.../tcp/PORT/p2p/PEER; a newcomer needs one.
         donors: peer ids to ask for the state first.
         min_peers: trainers required before the first step.
-        data: URL or path of the shards; volunteers can name a copy with --data.
+        data: URL or path of the shards; of a path, other machines get the name alone, and volunteers name a copy with
+            --data.
         data_fingerprint: SHA-256 of the data's dataset.json.
         tokenizer_fingerprint: SHA-256 of tokenizer.json, which helpers serve with this file.
         first_weights: SHA-256 of the model.safetensors that the run began with; peers download these weights from a
@@ -85,9 +86,13 @@ class SwarmSection:
         Args:
             is_public: name no folder of this machine.
         """
-        here = not is_public and all(address.startswith("/ip4/127.") for address in addresses)
-        data = ["--data", shlex.quote(self.data) if here else "COPY"] if self.data and not is_url(self.data) else []
-        return " ".join([*addresses, *data])
+        named = shlex.quote(self.data) if is_local(addresses) and not is_public else "COPY"
+        return " ".join([*addresses, *(["--data", named] if self.names_folder else [])])
+
+    @property
+    def names_folder(self) -> bool:
+        """Whether the data is a folder of the host's machine."""
+        return bool(self.data) and not is_url(self.data)
 
     @property
     def first_name(self) -> str:
@@ -279,6 +284,19 @@ class SwarmSettings:
     def differences(self, other: "SwarmSettings") -> list[str]:
         ours, theirs = self.fingerprints, other.fingerprints
         return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+
+
+def is_local(addresses: Sequence[str]) -> bool:
+    """Whether all addresses lead to this machine only."""
+    return all(address.startswith("/ip4/127.") for address in addresses)
+
+
+def public_text(text: str, swarm: SwarmSection) -> str:
+    """The text of a swarm.toml as other machines get it: a folder of the host's goes by its name alone."""
+    if not swarm.names_folder or is_local(swarm.addresses):
+        return text
+    name = json.dumps(Path(swarm.data).name, ensure_ascii=False)
+    return re.sub("^data = .*$", lambda _: f"data = {name}", text, count=1, flags=re.MULTILINE)
 
 
 def digest(content: Any) -> str:

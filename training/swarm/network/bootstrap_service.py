@@ -24,7 +24,7 @@ from hivemind.proto import runtime_pb2
 from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import write_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
-from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings
+from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings, public_text, read_settings
 from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
@@ -131,6 +131,7 @@ def offer_run(dht: hivemind.DHT, folder: Path) -> None:
 async def serve(folder: Path, _: hivemind.DHT, node: DHTNode) -> None:
     """Runs in the node's process, which reads the files itself, since its pipe accepts only small objects."""
     files = {name: (folder / name).read_bytes() for name in LIMITS_BYTES}
+    files[SWARM_TOML] = public_text(files[SWARM_TOML].decode(), read_settings(folder).swarm).encode()
     await BootstrapService(node.p2p, files, folder / PUBLIC).add_p2p_handlers(node.p2p)
 
 

@@ -88,6 +88,26 @@ def test_an_address_is_enough_to_get_the_run(run, helper, newcomer, address, tmp
     assert fetch_settings(newcomer, address) == files.settings
 
 
+@pytest.mark.parametrize(
+    ("ip", "data", "sent"),
+    [
+        ("127.0.0.1", "/home/anna/my “shards”", "/home/anna/my “shards”"),
+        ("203.0.113.5", "/home/anna/my “shards”", "my “shards”"),
+        ("203.0.113.5", "https://example.org/shards", "https://example.org/shards"),
+        ("203.0.113.5", "", ""),
+    ],
+)
+def test_other_machines_are_not_told_where_a_hosts_folder_is(run, settings, helper, newcomer, address, ip, data, sent):
+    _, content = settings
+    swarm = dataclasses.replace(content.swarm, addresses=(f"/ip4/{ip}/tcp/1/p2p/x",), data=data)
+    write_settings(run / "swarm.toml", dataclasses.replace(content, swarm=swarm))
+    helper.run_coroutine(withdraw)
+    offer_run(helper, run)
+    files = fetch_run(newcomer, address)
+    assert files.settings == dataclasses.replace(content, swarm=dataclasses.replace(swarm, data=sent))
+    assert ("/home/anna" in files.settings_text) == (sent == data == "/home/anna/my “shards”")
+
+
 def test_the_helpers_clock_is_told(run, newcomer, address):
     assert abs(remote_time(newcomer, address) - time.time()) < 2
 
