@@ -32,7 +32,7 @@ test-browser: install
 	$(BIN)/pytest -m browser -rs -n logical --maxprocesses 2
 
 test-all: install
-	$(BIN)/pytest -m 'not gpu'
+	$(BIN)/pytest -m 'not gpu' -n logical --maxprocesses 4
 
 lint: install
 	$(BIN)/ruff check .

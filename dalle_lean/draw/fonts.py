@@ -18,7 +18,7 @@ def lettering(text: str, size: int) -> tuple[str, Font]:
     """`text` as it can be drawn here, and a font of `size` pixels for it.
 
     The font is Pillow's own, or one of this machine's if that has more of the characters. A character that it lacks
-    loses its accents, or becomes "?".
+    loses its accents, or becomes its name if it is a pictograph, or "?".
     """
     font = max(fonts(size), key=lambda each: sum(has_glyph(each, character) for character in text))
     return drawable(text, font), font
@@ -37,7 +37,7 @@ def fonts(size: int) -> list[Font]:
 
 
 def drawable(text: str, font: Font) -> str:
-    """`text` with the characters that `font` lacks without their accents, or as "?"."""
+    """`text` with the characters that `font` lacks without their accents, as "[spouting whale]", or as "?"."""
     drawn = []
     for character in unicodedata.normalize("NFC", text):
         plain = "".join(part for part in unicodedata.normalize("NFKD", character) if not unicodedata.combining(part))
@@ -45,6 +45,8 @@ def drawable(text: str, font: Font) -> str:
             drawn.append(character)
         elif plain and all(has_glyph(font, part) for part in plain):
             drawn.append(plain)
+        elif unicodedata.category(character) == "So" and (name := unicodedata.name(character, "")):
+            drawn.append(f"[{name.lower()}]")
         elif unicodedata.category(character) not in ("Mn", "Cf"):  # neither an accent nor a sign that joins others
             drawn.append("?")
     return "".join(drawn)

@@ -13,11 +13,12 @@ from dalle_lean.draw.fonts import drawable, fonts, lettering, wrapped_within
         ("Kraków, ñandú, Łódź", "Krakow, nandu, ?odz"),
         ("e\u0301t\u00e9", "ete"),
         ("красное", "???????"),
-        ("a \N{HEAVY BLACK HEART}\ufe0f", "a ?"),
+        ("a \N{HEAVY BLACK HEART}\ufe0f", "a [heavy black heart]"),
+        ("two 🐳", "two [spouting whale]"),
         ("\udcff\0", "??"),
     ],
 )
-def test_what_the_built_in_font_lacks_loses_its_accents_or_is_a_question_mark(text, drawn):
+def test_what_the_built_in_font_lacks_loses_its_accents_or_is_a_name_or_a_question_mark(text, drawn):
     assert drawable(text, ImageFont.load_default(13)) == drawn
 
 
