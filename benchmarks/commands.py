@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import say, warn
+from dalle_lean.terminal import echo, warn
 
 OPENING, CLOSING = "<!-- figures:", "-->"
 """The comment in BENCHMARKS.md that holds the JSON line of a published run."""
@@ -104,15 +104,15 @@ def bench(
         arguments = [] if full else [*benchmark.quick]
         if reference is not None and benchmark.takes_reference:
             arguments += ["--reference", reference]
-        say(f"{name}: python -m benchmarks.{' '.join([benchmark.module, *arguments])}")
+        echo(f"{name}: python -m benchmarks.{' '.join([benchmark.module, *arguments])}")
         found = run(benchmark.module, arguments)
         if found is None:
             failed.append(name)
             warn(f"{name} did not finish; the reason is above")
             continue
         for line in comparison(benchmark.figures, found, published.get(benchmark.module)):
-            say(line)
-        say("")
+            echo(line)
+        echo("")
     if failed:
         raise UserError(f"{len(failed)} of the benchmarks did not finish: {', '.join(failed)}")
 

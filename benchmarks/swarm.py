@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.report import Column, make_parser, print_figures, print_json
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import tell
+from dalle_lean.terminal import notice
 from training.swarm.config import AGGREGATIONS, TimingSection, WireSection
 
 try:
@@ -131,7 +131,7 @@ def measure_bytes(folder: Path, nursery: Nursery, modes: Sequence[str] | None) -
     settings = {"recipe": str(recipe), "batch_size": batch_size, "nursery": nursery, "timing": TIMING}
     lines: list[Figures] = []
     for name, wire in chosen({**GRADIENTS, "DiLoCo, 8bit": replace(DILOCO, inner_steps=inner_steps)}, modes).items():
-        tell(f"bytes: {name}")
+        notice(f"bytes: {name}")
         with Swarm(folder / f"bytes-{len(lines)}", wire=wire, **settings) as swarm:
             trainers = start_trainers(swarm, PEERS, samples_per_s=12, batch_size=4)
             swarm.wait_for_common_step(trainers, 3 + steps, 240)
@@ -173,7 +173,7 @@ def measure_speed(folder: Path, nursery: Nursery) -> Figures:
     rate, steps, step_s = 16.0, 5, 5 * TIMING.matchmaking_time_s
     lines: list[Figures] = []
     for peers in (1, 2, 4):
-        tell(f"speed: {peers} peers")
+        notice(f"speed: {peers} peers")
         target = round(peers * rate * step_s)
         with Swarm(folder / f"speed-{peers}", timing=TIMING, batch_size=target, nursery=nursery) as swarm:
             trainers = start_trainers(swarm, peers, samples_per_s=rate, batch_size=8)
@@ -207,7 +207,7 @@ def measure_loss(
     }
     lines: list[Figures] = []
     for name, (peers, wire) in chosen(modes, names).items():
-        tell(f"loss: {name}")
+        notice(f"loss: {name}")
         # A delayed step enters the weights with the next one.
         last = -(-steps // inner_steps) if wire.mode == "diloco" else steps + wire.delayed
         started = time.time()
@@ -271,7 +271,7 @@ def measure_rules(folder: Path, nursery: Nursery, names: Sequence[str] | None, h
     found: dict[str, list[Any]] = {name: [] for name in rules}
     for turn in range(turns):
         for name, wire in rules.items():
-            tell(f"rules: {name}, turn {turn + 1} of {turns}")
+            notice(f"rules: {name}, turn {turn + 1} of {turns}")
             found[name].append(fight(folder / f"{name}-{turn}", nursery, honest=honest, enemies=0, wire=wire))
     lines: list[Figures] = []
     for name, fights in found.items():
@@ -294,7 +294,7 @@ def measure_arena(folder: Path, nursery: Nursery, names: Sequence[str] | None, h
     for number, (name, attack) in enumerate(attacks):
         turns = [("nobody lies", {})] if number % 5 == 0 else []
         for way, spec in (*turns, (name, attack)):
-            tell(f"arena: {way}")
+            notice(f"arena: {way}")
             try:
                 found = fight(folder / f"arena-{len(lines)}", nursery, honest=honest, enemies=enemies, **spec)
             except AssertionError as failure:
@@ -307,7 +307,7 @@ def measure_arena(folder: Path, nursery: Nursery, names: Sequence[str] | None, h
                 losses = [loss for line in clean for loss in line["heldout_losses"]]
                 lines[-1]["loss_share"] = lines[-1]["heldout_loss"] / median(losses) - 1
                 lines[-1]["times_as_long"] = found.step_s / mean(line["step_s"] for line in clean)
-            tell(str(lines[-1]))
+            notice(str(lines[-1]))
     columns = (
         Column("attack", "attack"),
         Column("worst held-out loss", "heldout_loss", ".3f"),

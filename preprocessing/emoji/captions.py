@@ -66,9 +66,10 @@ def plain_caption(name: str, tags: Sequence[str], random: Random) -> str:
     return random.choice(forms)
 
 
-def on_ground(ground: str, random: Random) -> str:
-    """Where a thing stands, such as " on a red ground"; half of the captions do not mention a white ground."""
-    if ground == "white" and random.random() < 0.5:
+def on_ground(ground: str, random: Random, *paints: str | None) -> str:
+    """Where things of these colours stand, such as " on a red ground". Half of the captions do not mention a ground that
+    is white, or behind white things: those would not be seen on white."""
+    if (ground == "white" or "white" in paints) and random.random() < 0.5:
         return ""
     kind = random.choice(("ground", "background"))
     if random.random() < SHARE_WITHOUT_ARTICLE:
@@ -82,7 +83,7 @@ def scene_caption(
     """A caption of one thing on a ground; some captions mention its size and place."""
     mentioned_size = random.choice(SIZE_WORDS[size]) if size and random.random() < 0.5 else None
     where = PLACES[place] if random.random() < (0.15 if place == "centre" else 0.7) else None
-    thing, on = mention(name, random, mentioned_size, paint), on_ground(ground, random)
+    thing, on = mention(name, random, mentioned_size, paint), on_ground(ground, random, paint)
     if where is None:
         return f"{thing}{on}"
     return random.choice((f"{thing} {where}{on}", f"{thing}{on}, {where}"))
@@ -102,7 +103,7 @@ def pair_caption(
         first, paint, second, other_paint, relation = second, other_paint, first, paint, OPPOSITES[relation]
     words = random.choice(RELATIONS[relation])
     named = [mention(name, random, paint=colour) for name, colour in ((first, paint), (second, other_paint))]
-    return f"{named[0]} {words} {named[1]}{on_ground(ground, random)}"
+    return f"{named[0]} {words} {named[1]}{on_ground(ground, random, paint, other_paint)}"
 
 
 def count_caption(name: str, count: int, ground: str, random: Random, paint: str | None = None) -> str:
@@ -110,4 +111,4 @@ def count_caption(name: str, count: int, ground: str, random: Random, paint: str
     synonyms = [many for synonym in SYNONYMS.get(name, ()) if (many := plural(synonym))]
     many = random.choice(synonyms) if synonyms and random.random() < SHARE_OF_SYNONYMS else plural(name)
     assert many is not None
-    return f"{random.choice(NUMBERS[count])} {painted_name(many, paint, random)}{on_ground(ground, random)}"
+    return f"{random.choice(NUMBERS[count])} {painted_name(many, paint, random)}{on_ground(ground, random, paint)}"

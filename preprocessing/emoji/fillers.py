@@ -36,7 +36,7 @@ HEAD = re.compile(r"(an?|the|two|three|four|\d) ")
 
 def made_up_word(random: Random, suffixes: Sequence[str] = SUFFIXES) -> str:
     """A word that sounds English, such as "snoobish"; there are millions, so hardly any comes twice."""
-    syllables = random.choice((1, 2, 2, 2))
+    syllables = random.choice((1, 2, 2, 2)) if len(suffixes) > 1 else 2  # of the shortest there are too few
     endings = suffixes if syllables == 2 else [suffix for suffix in suffixes if suffix]
     return "".join(map(random.choice, (ONSETS, VOWELS, CODAS) * syllables)) + random.choice(endings)
 
@@ -55,8 +55,6 @@ def as_typed(caption: str, names: Sequence[str], random: Random) -> str:
             typed = RELATION.sub(f"{verb} ", typed, count=1)
         elif not others and "," not in typed:
             typed += f"{verb} {noun_phrase(random.choice(names))}"
-    elif others and random.random() < 0.2:
-        typed += f" are {random.choice(('friends', 'together', made_up_word(random)))}"
     if random.random() < 0.25:
         opening = random.choice((*OPENINGS, f"a {made_up_word(random)} of"))
         typed = f"{opening} {typed}"

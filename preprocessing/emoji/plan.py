@@ -12,7 +12,7 @@ from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
 COPIES = {"plain": 10, "scene": 40, "painted": 18, "pair": 14, "count": 9, "painted-pair": 12, "painted-count": 9}
-"""Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in all its colours."""
+"""Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in its colours by turns."""
 SHARE_OF_TWINS = 0.3  # of the painted pairs: one thing in two colours
 SHARE_PAINTED = 0.7  # of the second things of the other painted pairs
 SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times as many
@@ -67,7 +67,7 @@ def painted(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> 
     """A drawing in colours that it may have in training, on grounds that it may have with them."""
     for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
         grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
-        yield scene(drawing, "white" if i % 2 else random.choice(grounds), random, paint)
+        yield scene(drawing, "white" if i % 2 and paint != "white" else random.choice(grounds), random, paint)
 
 
 def painted_pairs(
@@ -83,8 +83,9 @@ def painted_pairs(
             continue
         of_second = known_grounds(second.thing, held_out)
         shared = [g for g in known_grounds(drawing.thing, held_out) if g in of_second and g not in (paint, other)]
-        ground = random.choice(shared) if shared and i % 2 else "white"
-        if ground == "white" and contains_words(second.thing.name, "white"):
+        has_white = "white" in (paint, other) or contains_words(second.thing.name, "white")
+        ground = random.choice(shared) if shared and (has_white or i % 2) else "white"
+        if ground == "white" and has_white:
             continue
         picture = pair(drawing, second, ground, random, (paint, other))
         if held_out.reason(picture.things, picture.sets, ground) is None:
@@ -97,7 +98,7 @@ def painted_counts(drawing: Drawing, held_out: HeldOut, count: int, random: Rand
         return
     for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
         grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
-        ground = "white" if i % 2 else random.choice(grounds)
+        ground = "white" if i % 2 and paint != "white" else random.choice(grounds)
         yield several(drawing, 2 + i % 3, ground, random, paint)
 
 
@@ -155,8 +156,10 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         of_second = known_grounds(second.thing, held_out)
         shared = [ground for ground in known_grounds(first.thing, held_out) if ground in of_second]
         yield pair(first, second, random.choice([*shared, "white"]), random)
-        of_second = known_paints(second.thing, held_out)
-        paints = [paint for paint in known_paints(first.thing, held_out) if paint in of_second and paint in GROUNDS]
+        paints_of_second = known_paints(second.thing, held_out)
+        paints = [
+            paint for paint in known_paints(first.thing, held_out) if paint in paints_of_second and paint in GROUNDS
+        ]
         if len(paints) >= 2:
             of_paints = Random(f"{seed}/held out/painted pair/{name}/{second.thing.name}")
             first_paint, second_paint = of_paints.sample(paints, 2)
