@@ -67,8 +67,8 @@ def plain_caption(name: str, tags: Sequence[str], random: Random) -> str:
 
 
 def on_ground(ground: str, random: Random, *paints: str | None) -> str:
-    """Where things of these colours stand, such as " on a red ground". Half of the captions do not mention a ground that
-    is white, or behind white things: those would not be seen on white."""
+    """Where things of these colours stand, such as " on a red ground". Half of the captions do not mention a ground
+    that is white or behind white things, which would not be seen on white."""
     if (ground == "white" or "white" in paints) and random.random() < 0.5:
         return ""
     kind = random.choice(("ground", "background"))

@@ -12,7 +12,8 @@ from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
 COPIES = {"plain": 10, "scene": 40, "painted": 18, "pair": 14, "count": 9, "painted-pair": 12, "painted-count": 9}
-"""Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in its colours by turns."""
+"""Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in its colours by
+turns."""
 SHARE_OF_TWINS = 0.3  # of the painted pairs: one thing in two colours
 SHARE_PAINTED = 0.7  # of the second things of the other painted pairs
 SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times as many

@@ -129,6 +129,9 @@ def test_two_things_one_above_the_other_are_said_to_be(relation):
         ("glass of milk", "glasses of milk"),
         ("mouse", "mice"),
         ("sheep", "sheep"),
+        ("die", "dice"),
+        ("whale spouting water", "whales spouting water"),
+        ("cutlery", None),
         ("cherry", "cherries"),
         ("toothbrush", "toothbrushes"),
         ("nest with eggs", "nests with eggs"),
@@ -152,6 +155,13 @@ def test_things_are_counted_by_a_plain_word_too_and_painted_things_have_another_
     captions = {count_caption("rabbit", 2, "blue", Random(i), "grey") for i in range(200)}
     for word in ("rabbits", "bunnies", "grey", "gray"):
         assert any(contains_words(caption, word) for caption in captions), word
+
+
+def test_half_of_the_captions_of_white_things_do_not_mention_the_ground():
+    captions = [scene_caption("owl", "blue", None, "left", Random(i), "white") for i in range(200)]
+    assert 60 < sum("blue" in caption for caption in captions) < 140
+    captions = [scene_caption("owl", "blue", None, "left", Random(i), "grey") for i in range(200)]
+    assert all("blue" in caption for caption in captions)
 
 
 def test_a_plain_word_stands_for_one_thing_only():
