@@ -1,4 +1,5 @@
-"""The words that a model has learnt: those of its training captions, and how often each occurred.
+"""The words that a model has learnt: those of its training captions, and how often each occurred. Which of them a
+misspelt word means, and what emoji mean in these words.
 
 A word is a run of letters, digits and marks, with apostrophes inside it; a pictograph such as an emoji is a word by
 itself. Words are lower-cased and in Unicode's form NFC, as the tokenizer reads them.
@@ -32,10 +33,15 @@ MARKS = "".join(char for char in map(chr, range(0x300, 0x1F000)) if unicodedata.
 FLAG = "[\U0001f1e6-\U0001f1ff]{2}"
 PICTOGRAPH = "[\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001f3fa\U0001f400-\U0001faff]"
 WORD = re.compile(rf"\w[\w{MARKS}]*(?:'\w[\w{MARKS}]*)*|{FLAG}|{PICTOGRAPH}")
-STYLED_PICTOGRAPH = re.compile(f"({PICTOGRAPH})[\ufe0e\ufe0f]?")
-LOOKS = {"black", "heavy", "medium", "white"}
-"""What the names of older pictographs say of their print: ❤ is a "heavy black heart"."""
+EMOJI = "[\u2600-\u27bf\u2b1b\u2b1c\u2b50\U0001f300-\U0001f3fa\U0001f400-\U0001f6ff\U0001f90c-\U0001faff]"
+STYLED_EMOJI = re.compile(f"({EMOJI})[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]*")
+PRINT = {"black", "heavy", "medium", "white"}
+"""What the names of older emoji say of their print: ❤ is a "heavy black heart"."""
+
 CLOSE = 0.8  # the share of letters that a misspelt word has in common with the right one, see difflib
+SHORTEST_MISSPELT = 5  # letters; of shorter words too many are close
+LIKELY = 10 * FEWEST
+"""Occurrences of a word that a misspelt one may mean: rarer words are often misspelt themselves."""
 SPELLINGS = str.maketrans({"_": " ", "\u2019": "'", "\ufe0e": None, "\ufe0f": None})
 """Characters to unify; the last two select a drawing style of an emoji."""
 
@@ -90,9 +96,10 @@ class Vocabulary:
         if not isinstance(words, dict) or len(words) > MOST_WORDS:
             raise UserError(f"{path}: words must be an object of at most {MOST_WORDS} words")
         for word, number in words.items():
-            if not 1 <= len(word) <= LONGEST_WORD or not is_whole(number, LARGEST_COUNT):
+            if not 1 <= len(word) <= LONGEST_WORD or not word.isprintable() or not is_whole(number, LARGEST_COUNT):
                 shown = word[:LONGEST_NAMED]
-                raise UserError(f"{path}: {shown!r} must have 1 to {LONGEST_WORD} characters and a whole number")
+                said = f"must have 1 to {LONGEST_WORD} printable characters and a whole number"
+                raise UserError(f"{path}: {shown!r} {said}")
         return cls(words, captions)
 
     def save(self, path: str | Path) -> None:
@@ -111,24 +118,33 @@ class Vocabulary:
         return any(form in self.words for form in forms(word))
 
     def similar(self, word: str) -> str | None:
-        """The learnt word that a misspelt one may mean: "elephant" for "elefant"."""
-        learnt = [other for other in self.words if other[0] == word[0] and other not in FUNCTION_WORDS]
+        """The learnt word that a misspelt one may mean, "elephant" for "elefant"; None if none is close."""
+        word = word.removesuffix("'s")
+        if len(word) < SHORTEST_MISSPELT:
+            return None
+        learnt = [
+            other
+            for other, number in self.words.items()
+            if other[0] == word[0] and number >= LIKELY and other not in FUNCTION_WORDS
+        ]
         return next(iter(get_close_matches(word, learnt, n=1, cutoff=CLOSE)), None)
 
     def spelled_out(self, prompt: str) -> str:
-        """A prompt with the learnt words of their Unicode names in place of pictographs that are not learnt: "🐳" is
-        a "spouting whale". Pictographs without such words stay."""
+        """A prompt with the learnt words of their Unicode names in place of emoji that are not learnt: "🐳" is a
+        "spouting whale", "🍕" is "pizza" if "slice" is not learnt. Emoji whose last word is not learnt stay."""
 
         def name(match: re.Match[str]) -> str:
             if match[1] in self.words:
                 return match[0]
             words = unicodedata.name(match[1], "").lower().split()
-            if ord(match[1]) <= 0xFFFF:
-                words = [word for word in words if word not in LOOKS]
+            if ord(match[1]) <= 0xFFFF and words[-1] not in ("circle", "square"):
+                words = [word for word in words if word not in PRINT]
             known = [word for word in words if all(map(self.knows, words_of(word)))]
-            return match[0] if FUNCTION_WORDS.issuperset(known) else f" {' '.join(known)} "
+            while known and known[0] in FUNCTION_WORDS:
+                known.pop(0)
+            return f" {' '.join(known)} " if known and known[-1] == words[-1] else match[0]
 
-        return STYLED_PICTOGRAPH.sub(name, prompt)
+        return STYLED_EMOJI.sub(name, prompt)
 
 
 def content_words(prompt: str) -> list[str]:

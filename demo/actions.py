@@ -3,7 +3,6 @@
 import logging
 import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -48,24 +47,24 @@ class Shown:
 class ShownByTab:
     """What each of the last TABS_KEPT tabs shows, for KEPT_S at least; for any number of threads.
 
-    In place of gr.State, which makes each tab hold a connection: of one browser, six tabs would be all.
+    Not a gr.State: with one, each tab holds a connection, of which a browser opens six to a host.
     """
 
     def __init__(self) -> None:
-        self.tabs: OrderedDict[str, Shown] = OrderedDict()
+        self.tabs: dict[str, Shown] = {}  # the longest shown first
         self.lock = Lock()
 
     def put(self, tab: gr.Request, drawn: Done, index: int = 0) -> None:
         """Note what a tab shows from now on."""
-        now_s = time.monotonic()
+        key, now_s = str(tab.session_hash), time.monotonic()
         with self.lock:
-            self.tabs.pop(str(tab.session_hash), None)
-            self.tabs[str(tab.session_hash)] = Shown(drawn, index, now_s)
+            self.tabs.pop(key, None)
+            self.tabs[key] = Shown(drawn, index, now_s)
             while len(self.tabs) > TABS_KEPT or next(iter(self.tabs.values())).since_s < now_s - KEPT_S:
-                self.tabs.popitem(last=False)
+                del self.tabs[next(iter(self.tabs))]
 
     def get(self, tab: gr.Request) -> Shown | None:
-        """What a tab shows; None if nothing, or if that is long ago."""
+        """What a tab shows; None if nothing, or if that was dropped."""
         with self.lock:
             return self.tabs.get(str(tab.session_hash))
 
@@ -183,14 +182,14 @@ class Actions:
             begin = self.begin(request, cut)
             with closing(cast(Any, self.service.draw(request))) as events:
                 for event in events:
+                    if stop.is_set():
+                        break
                     if isinstance(event, Done):
                         self.shown.put(tab, event)
                         # Gradio copies the files at once.
                         with tempfile.TemporaryDirectory() as folder:
                             yield {**begin, **self.pictures(event, Path(folder))}
                         return
-                    if stop.is_set():
-                        break
                     yield {**begin, **self.progress(request, event)}
                     begin, unfinished = {}, True
             said = views.line(views.STOPPED)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dalle_lean import vocabulary
-from dalle_lean.vocabulary import FEWEST, MOST_WORDS, Vocabulary, content_words, enumerated, named, words_of
+from dalle_lean.vocabulary import FEWEST, LIKELY, MOST_WORDS, Vocabulary, content_words, enumerated, named, words_of
 
 CAPTIONS = ["a red heart on a blue ground", "a whale and a small whale", "the woman's glasses", "a box, a knife"]
 
@@ -91,18 +91,26 @@ def test_an_emoji_that_captions_have_is_known():
         ("a ❤️ over two 🐳🐳", "a heart over two spouting whale spouting whale"),
         ("🏰 and 🦖", "castle and t-rex"),  # "european castle" in Unicode
         ("🐋 🎱 whale", "🐋 🎱 whale"),  # the first is learnt; of "billiards" no word is
+        ("🍕👋🏽", "pizza 👋🏽"),  # "slice of pizza", "waving hand sign"
+        ("🌽 🐈\u200d⬛", "🌽 cat ⬛"),  # "ear of maize"
+        ("🇩🇪 a cat → ⚪ ● 3⃣", "🇩🇪 a cat → ⚪ ● 3⃣"),
     ],
 )
 def test_a_pictograph_is_spelled_out_with_the_words_of_its_name_that_are_learnt(prompt, spelled_out):
-    learnt = Vocabulary.count(["a black heart, a spouting whale, a castle, a T-Rex, 🐋"] * FEWEST)
+    learnt = Vocabulary.count(
+        ["a black heart, a spouting whale, a castle, a T-Rex, 🐋, an ear of a cat, a pizza, a letter, an arrow"]
+        * FEWEST
+    )
     assert " ".join(learnt.spelled_out(prompt).split()) == spelled_out
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("elefant", "elephant"), ("elephannt", "elephant"), ("whle", "whale"), ("zeppelin", None)]
+    ("word", "meant"),
+    [("elefant", "elephant"), ("elephannt's", "elephant"), ("whaile", "whale"), ("zeppelin", None), ("whle", None)],
 )
 def test_a_misspelt_word_suggests_the_learnt_one(word, meant):
-    assert Vocabulary.count(["an elephant with a whale"] * FEWEST).similar(word) == meant
+    often, seldom = ["an elephant with a whale"] * LIKELY, ["a zepelin"] * FEWEST
+    assert Vocabulary.count([*often, *seldom]).similar(word) == meant
 
 
 def test_of_a_prompt_only_function_words_say_nothing_of_what_is_seen():
@@ -141,8 +149,8 @@ def content(**changes):
         (content(words={str(number): 5 for number in range(MOST_WORDS + 1)}), "at most 50000 words"),
         (content(words={"heart": 0.5}), "'heart' must have"),
         (content(words={"heart": None}), "'heart' must have"),
-        (content(words={"": 5}), "'' must have 1 to 64 characters"),
-        (content(words={"x" * 65: 5}), "must have 1 to 64 characters"),
+        (content(words={"": 5}), "'' must have 1 to 64 printable characters"),
+        (content(words={"x" * 65: 5}), "must have 1 to 64 printable characters"),
         (" " * (vocabulary.LARGEST_BYTES + 1), "it may have 14,400,000 at most"),
     ],
 )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dalle_lean.vocabulary import FEWEST, Vocabulary
+from dalle_lean.vocabulary import LIKELY, Vocabulary
 from demo.actions import Actions
 from demo.server import free_port, serve
 from demo.service.drawing_service import DrawingService
@@ -43,7 +43,7 @@ def generator(model_folder):
 def knowing(generator):
     """The generator, which says which words it has learnt."""
     generator = copy.copy(generator)
-    generator.vocabulary = Vocabulary.count([*CAPTIONS, "a smiling face"] * FEWEST)
+    generator.vocabulary = Vocabulary.count([*CAPTIONS, "a smiling face"] * LIKELY)
     return generator
 
 

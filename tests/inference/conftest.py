@@ -3,7 +3,7 @@
 import pytest
 
 from dalle_lean.io.model_folder import pack_model
-from dalle_lean.vocabulary import FEWEST, Vocabulary
+from dalle_lean.vocabulary import LIKELY, Vocabulary
 from inference import Generator
 from tests.inference.tiny_model import CAPTIONS, save_tiny_model
 
@@ -17,7 +17,7 @@ def model_folder(tmp_path_factory):
 def model_folder_with_vocabulary(model_folder, tmp_path_factory):
     """The model that says which words it has learnt."""
     folder = tmp_path_factory.mktemp("knowing")
-    Vocabulary.count(CAPTIONS * FEWEST).save(folder / "words.json")
+    Vocabulary.count(CAPTIONS * LIKELY).save(folder / "words.json")
     pack_model(model_folder, folder / "model", vocabulary=folder / "words.json")
     return folder / "model"
 
