@@ -125,9 +125,17 @@ class Vocabulary:
         learnt = [
             other
             for other, number in self.words.items()
-            if other[0] == word[0] and number >= LIKELY and other not in FUNCTION_WORDS
+            if other[0] == word[0] and number >= LIKELY and abs(len(other) - len(word)) <= 1
         ]
         return next(iter(get_close_matches(word, learnt, n=1, cutoff=CLOSE)), None)
+
+    def suggestions(self, prompt: str) -> dict[str, str]:
+        """For the first MOST_NAMED unknown words of a prompt the learnt ones that they may mean if they are misspelt;
+        none if of several words all are unknown, as in another language."""
+        unknown = self.unknown(prompt)
+        if 1 < len(unknown) == len(content_words(prompt)):
+            return {}
+        return {word: meant for word in unknown[:MOST_NAMED] if (meant := self.similar(word)) is not None}
 
     def spelled_out(self, prompt: str) -> str:
         """A prompt with the learnt words of their Unicode names in place of emoji that are not learnt: "🐳" is a
@@ -174,6 +182,16 @@ def named(words: Sequence[str], quotes: tuple[str, str] = ("", "")) -> list[str]
     cut = (word if len(word) <= LONGEST_NAMED else word[:LONGEST_NAMED] + "…" for word in words[:MOST_NAMED])
     more = len(words) - MOST_NAMED
     return [f"{before}{word}{after}" for word in cut] + ([f"{more} more word{'s' * (more > 1)}"] if more > 0 else [])
+
+
+def did_you_mean(suggestions: dict[str, str], unknown: Sequence[str], quotes: tuple[str, str] = ("", "")) -> str:
+    """ "did you mean elephant?", or if several words are unknown, "did you mean elephant for elefant?"; or nothing."""
+    if not suggestions:
+        return ""
+    before, after = quotes
+    several = len(unknown) > 1
+    parts = [f"{before}{meant}{after}" + f" for {before}{word}{after}" * several for word, meant in suggestions.items()]
+    return f"did you mean {enumerated(parts)}?"
 
 
 def enumerated(parts: Sequence[str], joint: str = "and") -> str:

@@ -23,7 +23,7 @@ from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Que
 from demo.service.scheduler import Busy
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
 from inference.ranking import all_alike, all_blank
-from inference.request import Request
+from inference.request import Request, tidy
 
 EXAMPLES_NAMED = 3
 TABS_KEPT = 500
@@ -210,7 +210,7 @@ class Actions:
             parts.gallery: gr.Gallery(visible=False),
             parts.actions: gr.Row(visible=False),
             parts.stage: views.growing_stage([], self.service.generator.num_drawn(request.settings)),
-            parts.unknown: cut + self.unknown_words(request.prompt),
+            parts.unknown: cut + self.read_as(request.prompt) + self.unknown_words(request.prompt),
             parts.inputs["seed"]: request.settings.seed,
         }
         return {**update, parts.prompt: request.prompt} if cut else update
@@ -219,11 +219,16 @@ class Actions:
         """The page after a drawing without pictures."""
         return {self.parts.status: status, self.parts.stage: views.empty_stage(), self.parts.unknown: ""}
 
+    def read_as(self, prompt: str) -> str:
+        """Says how emoji were read; empty without any."""
+        plain = self.service.generator.plain(prompt)
+        return "" if plain == tidy(prompt) else views.read_as(plain)
+
     def unknown_words(self, prompt: str) -> str:
         """Names the words that the model has not learnt, and if it knows none, examples that it knows."""
         generator = self.service.generator
         words = generator.unknown_words(prompt) or []
-        suggestions = generator.suggestions(words)
+        suggestions = generator.suggestions(prompt)
         if words != content_words(generator.plain(prompt)):
             return views.unknown(words, suggestions=suggestions)
         known = [example for example in self.examples if not generator.unknown_words(example)]
@@ -269,7 +274,7 @@ class Actions:
         if all_blank(drawn.pictures):
             said.append("All are of one colour: the model draws nothing for these words. Try fewer or others.")
         elif all_alike(drawn.pictures):
-            said.append("All came out alike. Name a colour, a size or a place for others.")
+            said.append("All came out alike: other words, such as a size or a place, make others.")
         return " ".join(said)
 
     def act_on(self, drawn: Done, index: int, paths: list[Path]) -> Update:

@@ -46,6 +46,7 @@ def demo(
     from dalle_lean.require import require
 
     folder = find_model(model) if serve is None else None
+    echo("starting the prompt page ...")
     require("gradio", extra="demo")
     from demo import progress_views as views
     from demo import server as page_server

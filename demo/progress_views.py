@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from dalle_lean.errors import is_out_of_memory
-from dalle_lean.vocabulary import enumerated, named
+from dalle_lean.vocabulary import did_you_mean, enumerated, named
 from dalle_lean.words import counted
 from demo.service.drawing_service import LACK_OF_MEMORY, PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
@@ -66,7 +66,7 @@ def default_count(service: DrawingService) -> str:
     elif seconds <= PATIENCE_S:
         why = f"the paper's {PAPER_NUM_IMAGES}, halved until they take at most {PATIENCE_S:.0f} s"
     else:
-        why = f"the page draws no fewer by default, though now these take longer than {PATIENCE_S:.0f} s"
+        why = "the fewest; this machine is slow now"
     return f"by default {count} candidates, about {duration(seconds)} ({why})"
 
 
@@ -113,19 +113,24 @@ def captions(event: Done) -> list[str]:
     return [f"{score}no. {picture.index}\nseed {seed}" for score, picture in zip(scores, event.pictures, strict=True)]
 
 
-def unknown(words: Sequence[str], known: Sequence[str] | None = None, suggestions: Sequence[str] = ()) -> str:
+def read_as(plain: str) -> str:
+    """Says how a prompt with emoji was read."""
+    return line(f"I read this as “{plain}”.", kind="status unknown")
+
+
+def unknown(words: Sequence[str], known: Sequence[str] | None = None, suggestions: dict[str, str] | None = None) -> str:
     """Names the words that the model has not learnt; empty if there are none.
 
     Args:
         known: prompts to suggest if the model knows no word of this one.
-        suggestions: words that were meant if those are misspelt.
+        suggestions: words that may be meant if those are misspelt, by misspelt word.
     """
     if not words:
         return ""
     it = "it" if len(words) == 1 else "them"
     said = f"I have not learnt to draw {enumerated(named(words, QUOTES), 'or')}, so these pictures may not show {it}."
     if suggestions:
-        said += f" Did you mean {enumerated(named(suggestions, QUOTES), 'or')}?"
+        said += f" D{did_you_mean(suggestions, words, QUOTES)[1:]}"
     if known:
         said += f" I know nothing in this prompt; I do know {enumerated([f'“{prompt}”' for prompt in known])}."
     elif known is not None:

@@ -178,6 +178,7 @@ def tile_sheet(
         left = MARGIN + place % columns * cell_width
         upper = top + place // columns * cell_height
         sheet.paste(tile, (left, upper))
+        draw.rectangle((left - 1, upper - 1, left + tile.width, upper + tile.height), outline="#dddddd")
         caption, font = lettering(caption, 13)
         for row, text in enumerate(wrapped(caption, font, side)[:caption_lines]):
             draw.text((left, upper + side + 3 + LINE_HEIGHT * row), text, fill="#333333", font=font)

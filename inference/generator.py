@@ -25,7 +25,7 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
 from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.tokenizer import Tokenizer
-from dalle_lean.vocabulary import MOST_NAMED, Vocabulary
+from dalle_lean.vocabulary import Vocabulary
 from inference.batching import Batch, Kind, default_batch_size, halve_large, plan_batches
 from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings, tidy
@@ -261,11 +261,9 @@ class Generator:
         """A prompt as the model reads it: tidy, with emoji spelled out that it has not learnt."""
         return tidy(prompt if self.vocabulary is None else self.vocabulary.spelled_out(prompt))
 
-    def suggestions(self, words: Sequence[str]) -> list[str]:
-        """The learnt words that the first MOST_NAMED unknown ones may mean if they are misspelt, each once."""
-        if self.vocabulary is None:
-            return []
-        return list(dict.fromkeys(filter(None, map(self.vocabulary.similar, words[:MOST_NAMED]))))
+    def suggestions(self, prompt: str) -> dict[str, str]:
+        """The learnt words that unknown ones of a prompt may mean if they are misspelt, by unknown word."""
+        return {} if self.vocabulary is None else self.vocabulary.suggestions(self.plain(prompt))
 
     def describe(self, settings: Settings, start: Tensor | None = None) -> dict[str, Any]:
         """All that determines the pictures besides the prompt, ready for JSON."""

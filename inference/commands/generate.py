@@ -63,7 +63,7 @@ def generate(
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""
     from dalle_lean.io.files import check_output_folder
-    from dalle_lean.vocabulary import enumerated, named
+    from dalle_lean.vocabulary import did_you_mean, enumerated, named
     from inference.request import Request, Settings, check_prompt, tidy
 
     prompts = [tidy(utf8(prompt)) for prompt in prompts]
@@ -97,13 +97,17 @@ def generate(
         )
     codes = None if start is None or picture is None else upper_rows(generator, start, picture, start_rows)
     out.mkdir(parents=True, exist_ok=True)
+    if len(prompts) > 1 and not any(" " in prompt for prompt in prompts):
+        notice(f"drawing {len(prompts)} prompts of a word each; a prompt of several words needs quotes")
     for prompt in prompts:
+        about = f"{shortened(prompt, 40)!r}: " if len(prompts) > 1 else ""
         if excess := generator.excess_tokens(prompt):
             warn(f"this model does not read the last {counted(excess, 'token')} of the prompt: {shortened(prompt)!r}")
+        if (plain := generator.plain(prompt)) != prompt:
+            notice(f"{about}I read this as {shortened(plain)!r}")
         if unknown := generator.unknown_words(prompt):
-            suggestions = generator.suggestions(unknown)
-            meant = f"; did you mean {enumerated(named(suggestions), 'or')}?" if suggestions else ""
-            notice(f"I have not learnt to draw: {enumerated(named(unknown))}{meant}")
+            meant = did_you_mean(generator.suggestions(prompt), unknown)
+            notice(f"{about}I have not learnt to draw: {enumerated(named(unknown))}{'; ' * bool(meant)}{meant}")
     name = repr(shortened(prompts[0], 40)) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     try:
@@ -130,7 +134,7 @@ def remark_on(pictures: "list[Picture]") -> str:
 
     if all_blank(pictures):
         return ", all of one colour: the model draws nothing for these words; try fewer or others"
-    return ", all alike: a colour, a size or a place makes them differ" if all_alike(pictures) else ""
+    return ", all alike: other words make others" if all_alike(pictures) else ""
 
 
 def open_start(path: Path) -> "Image":

@@ -64,7 +64,8 @@ KNOWN = "I know nothing in this prompt; I do know “a red heart”, “a blue c
         ("a red car, 🚀 and ein Herz", "draw “🚀”, “ein” or “herz”, so these pictures may not show them."),
         ("a zeppelin", "I have not learnt to draw “zeppelin”, so these pictures may not show it. " + KNOWN),
         ("ein rotes Herz", "draw “ein”, “rotes” or “herz”, so these pictures may not show them. " + KNOWN),
-        ("❤️", None),
+        ("❤️", "I read this as “heart”."),
+        ("a haert near a bleu ground", "these pictures may not show them. Did you mean “heart” for “haert”?"),
         ("🧶", "I have not learnt to draw “🧶”, so these pictures may not show it. " + KNOWN),
         ("a herat", "draw “herat”, so these pictures may not show it. Did you mean “heart”? " + KNOWN),
         ("красное сердце", "draw “красное” or “сердце”, so these pictures may not show them. " + KNOWN),
@@ -227,11 +228,7 @@ def test_the_page_says_why_so_many_candidates(generator):
     [
         (0.01, "by default 128 candidates, about 1 s (as in the paper)"),
         (2.0, "by default 8 candidates, about 8 s (the paper's 128, halved until they take at most 10 s)"),
-        (
-            9.0,
-            "by default 8 candidates, about 36 s "
-            "(the page draws no fewer by default, though now these take longer than 10 s)",
-        ),
+        (9.0, "by default 8 candidates, about 36 s (the fewest; this machine is slow now)"),
     ],
 )
 def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):

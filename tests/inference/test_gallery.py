@@ -211,7 +211,7 @@ def test_a_long_prompt_is_shortened_wherever_it_is_shown(model_folder, tmp_path,
 
 @pytest.mark.parametrize(
     ("top_k", "said"),
-    [("0", "'a heart'\n"), ("1", "'a heart', all alike: a colour, a size or a place makes them differ\n")],
+    [("0", "'a heart'\n"), ("1", "'a heart', all alike: other words make others\n")],
 )
 def test_pictures_that_are_all_alike_are_called_so(model_folder, tmp_path, capsys, top_k, said):
     assert run("a heart", "--out", tmp_path, "--model", model_folder, *FEW, "--best", 2, "--top-k", top_k) == 0
@@ -232,18 +232,26 @@ def test_fewer_candidates_than_asked_for_are_said_where_the_model_has_no_clip(
 def test_unknown_words_are_named_in_a_line_for_each_prompt(model_folder_with_vocabulary, tmp_path, capsys):
     prompts = ("a zeppelin", "two red hearts", "ein rotes Herz", "🧶", "❤️", "a herat")
     assert run(*prompts, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "learnt" in line]
+    lines = capsys.readouterr().err.splitlines()
+    assert "'❤️': I read this as 'heart'" in lines
+    said = [line for line in lines if "learnt" in line]
     assert said == [
-        "I have not learnt to draw: zeppelin",
-        "I have not learnt to draw: ein, rotes and herz",
-        "I have not learnt to draw: 🧶",
-        "I have not learnt to draw: herat; did you mean heart?",
+        "'a zeppelin': I have not learnt to draw: zeppelin",
+        "'ein rotes Herz': I have not learnt to draw: ein, rotes and herz",
+        "'🧶': I have not learnt to draw: 🧶",
+        "'a herat': I have not learnt to draw: herat; did you mean heart?",
     ]
     results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/results.json"))]
     assert [result["unknown_words"] for result in results] == [
         *(["zeppelin"], [], ["ein", "rotes", "herz"], ["🧶"], [], ["herat"])
     ]
     assert len(list(tmp_path.glob("*/00.png"))) == 6
+
+
+def test_a_prompt_without_quotes_is_told_that_it_needs_them(model_folder, tmp_path, capsys):
+    for number, (prompts, said) in enumerate(((["red", "heart"], True), (["a red heart", "heart"], False))):
+        assert run(*prompts, "--out", tmp_path / str(number), "--model", model_folder, *FEW) == 0
+        assert ("a prompt of several words needs quotes" in capsys.readouterr().err) == said
 
 
 def test_of_a_long_prompt_the_line_names_a_few_words(model_folder_with_vocabulary, tmp_path, capsys):
