@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
     from preprocessing.encoding.encode import MakeParts
     from preprocessing.shards.manifest import DatasetInfo
+    from preprocessing.sources import Source
 
 
 def preprocess(
@@ -89,6 +90,7 @@ def preprocess(
     pictures = open_source(
         source, shard_rows, split=split, config=config, picture_column=picture_column, caption_column=caption_column
     )
+    check_apart(source, pictures, out)
     rules = Rules(
         min_caption_length=min_caption_length,
         allowed_nsfw=parse_labels(allowed_nsfw),
@@ -133,6 +135,19 @@ def preprocess(
         echo(f"{counted(len(info.shards), 'shard')} of {info.image_side}x{info.image_side} codes in {out}")
     else:
         echo(f"part {part} is done, others are not; the run that makes the last shard writes {out / 'dataset.json'}")
+
+
+def check_apart(source: str, pictures: "Source", out: Path) -> None:
+    """UserError if the shards in `out` would lie among the local files of the source."""
+    from preprocessing.sources.folder import CaptionedFolder
+
+    path = Path(source)
+    if "://" in source or not (path.exists() or "*" in source or "{" in source):
+        return
+    folder, to = (path if path.is_dir() else path.parent).resolve(), out.resolve()
+    # A folder with a text beside each picture takes all pictures below it, such as contact sheets of shards.
+    if to == folder or (isinstance(pictures, CaptionedFolder) and to.is_relative_to(folder)):
+        raise UserError(f"{out} is in the folder of the pictures: name another one for the shards, such as runs/shards")
 
 
 def parse_part(part: str) -> tuple[int, int]:

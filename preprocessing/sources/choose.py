@@ -22,6 +22,8 @@ TAKES = (
 )
 SHARD_SUFFIXES = {".tar": "tar", ".parquet": "Parquet"}
 """Kinds of shards by suffix. A folder is of the first kind that is in it, and so is a pattern that matches more."""
+CONTACT_SHEET = "contact_sheet.png"
+"""What `shards show` writes; no picture of a source."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -70,7 +72,11 @@ def open_source(
 
 def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None]) -> Source:
     if (folder / "dataset.json").is_file():
-        raise UserError(f"{folder} holds shards of codes, which are preprocessed already; {TAKES}")
+        others = (folder / LISTING).is_file() or has_pictures(folder)
+        delete = f"to preprocess its pictures, first delete dataset.json, shard-*.parquet and {CONTACT_SHEET} in it; "
+        raise UserError(
+            f"{folder} holds shards of codes, which are preprocessed already; {delete if others else ''}{TAKES}"
+        )
     if (folder / LISTING).is_file():
         return ListedFolder(folder, part_rows)
     if (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file():
@@ -120,7 +126,8 @@ def shards_in(folder: str) -> list[str]:
 
 
 def has_pictures(folder: Path) -> bool:
-    return any(path.suffix.lower() in PICTURE_SUFFIXES for path in folder.rglob("*"))
+    """Whether there are pictures in or below a folder, other than a contact sheet of shards."""
+    return any(path.suffix.lower() in PICTURE_SUFFIXES and path.name != CONTACT_SHEET for path in folder.rglob("*"))
 
 
 def how_to_download(paths: list[str]) -> str:

@@ -16,6 +16,22 @@ def test_a_folder_without_a_vqgan_is_named_in_one_line(capsys, discs, tmp_path):
     assert capsys.readouterr().err == f"error: there is no folder {tmp_path / 'none'}; name a VQGAN folder\n"
 
 
+@pytest.mark.parametrize(
+    ("listed", "source", "out"),
+    [(True, "", ""), (True, "{0..1}.tar", ""), (False, "", ""), (False, "", "shards/new")],
+)
+def test_shards_among_the_pictures_are_refused_before_the_vqgan_is_loaded(capsys, discs, listed, source, out):
+    for name in ("0.tar", "1.tar"):
+        (discs / name).touch()
+    if not listed:
+        for path in (discs / "metadata.jsonl", discs / "0.tar", discs / "1.tar"):
+            path.unlink()
+    before = sorted(discs.iterdir())
+    assert run_command("preprocess", discs / source, discs / out, "--vqgan", "/nowhere") == 2
+    assert f"error: {discs / out} is in the folder of the pictures: name another" in capsys.readouterr().err
+    assert sorted(discs.iterdir()) == before
+
+
 def test_labels_that_laion_does_not_have_are_warned_of(capsys):
     from preprocessing.commands.preprocess import parse_labels
 

@@ -240,7 +240,16 @@ def test_a_source_of_no_kind_is_refused_with_those_there_are(name, message):
 
 def test_shards_of_codes_are_not_pictures(tmp_path):
     (tmp_path / "dataset.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds shards of codes, which are preprocessed already"):
+    (tmp_path / "contact_sheet.png").touch()
+    with pytest.raises(ValueError, match="holds shards of codes, which are preprocessed already; a source is"):
+        open_source(tmp_path, 10)
+
+
+def test_pictures_beside_shards_of_codes_are_told_which_files_to_delete(tmp_path):
+    for name in ("dataset.json", "a.png"):
+        (tmp_path / name).touch()
+    words = r"already; to preprocess its pictures, first delete dataset\.json, shard-\*\.parquet and contact_sheet\.png"
+    with pytest.raises(ValueError, match=words):
         open_source(tmp_path, 10)
 
 
