@@ -1,5 +1,6 @@
 """Reads the config.json of a folder of one kind; if it is of another kind, says which and where the right one is."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def read_folder_config(folder: str | Path, expected: str) -> dict[str, Any]:
     folder = Path(folder)
     kind = kind_of(expected)
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; name {kind}")
+        raise UserError(f"there is no folder {folder}{perhaps_beside(folder)}; name {kind}")
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} is not {kind}: it has no config.json{advice(folder, expected)}")
@@ -32,6 +33,16 @@ def read_folder_config(folder: str | Path, expected: str) -> dict[str, Any]:
     if found and found != kind:
         raise UserError(f"{folder} is {found}, not {kind}{advice(folder, expected)}")
     return read_format(path, expected)
+
+
+def perhaps_beside(folder: Path) -> str:
+    """ " (did you mean runs/shards?)": a folder beside a missing one with a close name; empty if there is none."""
+    try:
+        beside = {path.name: path for path in folder.parent.iterdir() if path.is_dir()}
+    except OSError:
+        return ""
+    close = get_close_matches(folder.name, beside, n=1)
+    return f" (did you mean {beside[close[0]]}?)" if close else ""
 
 
 def kind_of(name: object) -> str:

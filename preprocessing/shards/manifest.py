@@ -12,6 +12,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
+from dalle_lean.io.folder_config import perhaps_beside
 
 FORMAT = "dalle_lean_shards/1"
 NAME = "dataset.json"
@@ -98,6 +99,8 @@ def read_dataset_info(folder: str | Path) -> DatasetInfo:
 def read_manifest(folder: Path) -> DatasetInfo:
     """Like `read_dataset_info`, without checking that the shards exist."""
     path = folder / NAME
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}{perhaps_beside(folder)}; name a folder of shards")
     if not path.is_file():
         raise UserError(
             f"{folder} has no dataset.json: it is not the finished output of dalle-lean preprocess "

@@ -46,6 +46,11 @@ def home(tmp_path, monkeypatch):
     ("load", "folder", "said"),
     [
         (VQGAN.load, "nope", "there is no folder nope; name a VQGAN folder"),
+        (
+            VQGAN.load,
+            "birds/vqgn",
+            "there is no folder birds/vqgn (did you mean birds/vqgan?); name a VQGAN folder",
+        ),
         (VQGAN.load, "empty", "empty is not a VQGAN folder: it has no config.json"),
         (VQGAN.load, "birds", "birds is a model folder, not a VQGAN folder; did you mean birds/vqgan?"),
         (VQGAN.load, "birds/clip", "birds/clip is a CLIP folder, not a VQGAN folder"),

@@ -182,3 +182,11 @@ def test_the_command_lists_the_faults_and_ends_with_1(folder, capsys):
 def test_a_folder_without_a_manifest_is_a_mistake(tmp_path, capsys):
     assert run_command("shards", "verify", tmp_path) == 2
     assert "has no dataset.json" in capsys.readouterr().err
+
+
+def test_a_misspelt_folder_is_missing_and_the_one_meant_is_named(tmp_path, capsys):
+    (tmp_path / "shards").mkdir()
+    assert run_command("shards", "verify", tmp_path / "elsewhere") == 2
+    assert capsys.readouterr().err == f"error: there is no folder {tmp_path}/elsewhere; name a folder of shards\n"
+    assert run_command("shards", "verify", tmp_path / "shrds") == 2
+    assert f"there is no folder {tmp_path}/shrds (did you mean {tmp_path}/shards?)" in capsys.readouterr().err
