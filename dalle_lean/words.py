@@ -1,4 +1,7 @@
-"""Counts with their nouns, amounts with their units, and text that UTF-8 can hold."""
+"""Counts with their nouns, amounts with their units, names that a misspelt one may mean, text that UTF-8 can hold."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def utf8(text: str) -> str:
@@ -24,3 +27,9 @@ def human(count: float, unit: str) -> str:
 def human_bytes(count: float) -> str:
     """3 digits with the decimal unit: 1.23 GB."""
     return human(count, "B")
+
+
+def perhaps(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean tiny?)": names the known name closest to a misspelt one; empty if none is close."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

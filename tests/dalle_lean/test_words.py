@@ -1,8 +1,8 @@
-"""Counts with their nouns, amounts with their units."""
+"""Counts with their nouns, amounts with their units, misspelt names."""
 
 import pytest
 
-from dalle_lean.words import counted, human, human_bytes
+from dalle_lean.words import counted, human, human_bytes, perhaps
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,8 @@ def test_bytes_are_told_in_three_digits():
 
 def test_an_amount_beyond_the_petas_has_three_digits_too():
     assert human(2.15e18, "FLOP") == "2.15 EFLOP"
+
+
+def test_a_misspelt_name_leads_to_the_closest_known_one():
+    assert perhaps("emoj128", ["emoji64", "emoji128", "tiny"]) == " (did you mean emoji128?)"
+    assert perhaps("nothing", ["emoji64", "emoji128", "tiny"]) == ""

@@ -12,6 +12,7 @@ from dalle_lean.fields import NonNegativeInt, PositiveInt, Range, Share, check
 from dalle_lean.io.files import parse, read_text
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
 from dalle_lean.optim.lamb_settings import check_settings
+from dalle_lean.words import perhaps
 from training.run.fields import typed_section
 from training.run.rates import learning_rate
 
@@ -313,7 +314,9 @@ def load_recipe(name_or_file: str | Path, *, needs_model: bool = True) -> Recipe
     if not path.exists():
         path = Path(name_or_file)
     if not path.is_file():
-        raise UserError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
+        known = recipe_names()
+        said = f"no recipe {name_or_file!r}{perhaps(str(name_or_file), known)}"
+        raise UserError(f"{said}: it is neither a file nor one of {', '.join(known)}")
     try:
         return parse_recipe(read_text(path, MOST_RECIPE_BYTES), needs_model=needs_model)
     except ValueError as error:

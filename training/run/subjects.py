@@ -12,6 +12,7 @@ from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape
+from dalle_lean.words import perhaps
 from training.run.recipe import (
     DataRecipe,
     MemoryRecipe,
@@ -62,8 +63,9 @@ def find_subject(
 def recipe_at(name: str) -> Recipe:
     path = Path(name)
     if name not in recipe_names() and not path.exists():
-        known = ", ".join([*recipe_names(), *PRESETS])
-        raise UserError(f"no model {name!r}: it is neither a file or folder nor one of {known}")
+        known = [*recipe_names(), *PRESETS]
+        said = f"no model {name!r}{perhaps(name, known)}"
+        raise UserError(f"{said}: it is neither a file or folder nor one of {', '.join(known)}")
     return recipe_of_folder(path) if path.is_dir() and name not in recipe_names() else load_recipe(name)
 
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
+from dalle_lean.errors import UserError
 from dalle_lean.require import MissingPackage
 from training.run.recipe import OptimizerRecipe, Recipe, load_recipe, recipe_names
+from training.run.subjects import find_subject
 from training.step.learner import build_optimizer
 
 
@@ -80,6 +82,10 @@ def test_a_recipe_of_an_earlier_program_without_the_delayed_step_is_read(name):
 def test_a_missing_recipe_names_those_there_are(tmp_path):
     with pytest.raises(ValueError, match="emoji64"):
         load_recipe("no-such-recipe")
+    with pytest.raises(UserError, match=r"no recipe 'emoj128' \(did you mean emoji128\?\): it is neither"):
+        load_recipe("emoj128")
+    with pytest.raises(UserError, match=r"no model 'tinny' \(did you mean tiny\?\): it is neither"):
+        find_subject("tinny")
     (tmp_path / "mine.toml").write_text("[data\n")
     with pytest.raises(ValueError, match=r"mine\.toml"):
         load_recipe(tmp_path / "mine.toml")
