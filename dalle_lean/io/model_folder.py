@@ -23,7 +23,7 @@ from dalle_lean.io.files import (
     sync_folder,
     write_json,
 )
-from dalle_lean.io.folder_config import MODEL_FORMAT, read_folder_config
+from dalle_lean.io.folder_config import MODEL_FORMAT, perhaps_beside, read_folder_config
 from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, load_strictly, read_shapes, read_weights, save_weights
 from dalle_lean.memory.parameters import parameters
 from dalle_lean.model.config import DalleConfig
@@ -268,15 +268,20 @@ def find_model(name: str | None = None) -> Path:
     if Path(name).is_dir():
         read_folder_config(name, FORMAT)  # before a page or a drawing loads what it needs
         return Path(name)
+    if Path(name).is_file():
+        raise UserError(f"{name} is a file, not a model folder; give a folder, or a hub id such as owner/name")
+    perhaps = perhaps_beside(Path(name))
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UserError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")
+        raise UserError(f"no model folder at {name}{perhaps}; give a folder, or a hub id such as owner/name")
     hub = require("huggingface_hub", extra="demo")
     patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES] + ["*.md"]
     try:
         return Path(hub.snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"there is no folder {name}, and no model of that name came from the hub: {reason}") from None
+        raise UserError(
+            f"there is no folder {name}{perhaps}, and no model of that name came from the hub: {reason}"
+        ) from None
 
 
 def bundled_model() -> Path:

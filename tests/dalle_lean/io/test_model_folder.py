@@ -342,6 +342,28 @@ def test_a_folder_that_is_not_there_is_said_before_the_failure_to_download(monke
         find_model("runs/none")
 
 
+@pytest.mark.parametrize("name", ["modell", "./modell", "runs/modell"])
+def test_a_misspelt_folder_leads_to_the_model_beside_it(name, tmp_path, monkeypatch):
+    def not_there(*_, **__):
+        raise OSError("404 Client Error")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", not_there)
+    monkeypatch.chdir(tmp_path)
+    meant = Path(name).with_name("model")
+    meant.mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"^.*folder.* {name} \(did you mean {meant}\?\)"):
+        find_model(name)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/README.md"])
+def test_a_file_is_no_model_folder_and_is_not_sought_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    Path(name).touch()
+    with pytest.raises(UserError, match=f"^{name} is a file, not a model folder"):
+        find_model(name)
+
+
 def test_a_link_keeps_leading_to_the_model(folder, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(folder)
     for _ in range(2):
