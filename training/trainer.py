@@ -51,20 +51,22 @@ class Progress(StepCount):
     position: Position = field(default_factory=Position)
     tokens: int = 0
     """Sequence positions trained on."""
-    tokens_per_s: float = math.nan
     sample_tokens: int = 0
     """Positions per sample, which a length warm-up raises."""
+    heldout_loss: float = math.nan
     heldout_image_bits: float = math.nan
-    """The latest measurement."""
+    """These two: the latest measurements."""
     rescaled: int = 0
     """Steps that only lowered a scale of float16 gradients."""
 
     def details(self) -> list[str]:
         words = []
+        if math.isfinite(self.heldout_loss):
+            words.append(f"held-out loss {self.heldout_loss:.4g} {self.loss_unit}")
         if math.isfinite(self.heldout_image_bits):
-            words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
-        if math.isfinite(self.tokens_per_s):
-            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} tokens a sample")
+            words.append(f"held-out pictures {self.heldout_image_bits:.3f} bits/code")
+        if self.sample_tokens:
+            words.append(f"{self.sample_tokens} tokens a sample")
         if self.rescaled:
             words.append(f"{counted(self.rescaled, 'step')} skipped (gradient scales lowered)")
         if self.position.skipped:
@@ -206,6 +208,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         if saved is None:
             return Progress()
         position = saved.pop("position")
+        saved.pop("tokens_per_s", None)  # earlier versions kept it
         if isinstance(position, dict):
             return Progress(**saved, position=Position.from_dict(position))
         if saved["step"] < self.settings.steps:
@@ -267,13 +270,13 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
 
     def log(self, numbers: Mapping[str, float], rates: Mapping[str, float]) -> None:
         progress = self.progress
-        progress.tokens_per_s = rates["tokens_per_s"]
         sizes = {"tokens": progress.tokens, "sample_tokens": progress.sample_tokens}
         self.metrics.write(progress.step, **numbers, **rates, **sizes)
 
     def evaluate(self) -> None:
         if self.heldout and self.due(self.settings.heldout_every):
             measured = self.learner.measure(self.heldout)
+            self.progress.heldout_loss = measured["heldout_loss"]
             self.progress.heldout_image_bits = measured["heldout_image_bits"]
             self.metrics.write(self.progress.step, **measured)
         if self.heldout and self.due(self.recipe.schedule.sample_every):

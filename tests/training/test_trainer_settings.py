@@ -89,7 +89,8 @@ def test_short_sequences_are_learnt_from_first_and_everything_is_measured(shards
     assert [line["sample_tokens"] for line in lines] == lengths
     assert [line["tokens"] for line in lines] == [8 * sum(lengths[: step + 1]) for step in range(12)]
     assert all(line["tokens_per_s"] == pytest.approx(line["samples_per_s"] * line["sample_tokens"]) for line in lines)
-    assert "tokens/s, 8 tokens a sample" in notes[4]
+    assert "8 tokens a sample" in notes[4]
+    assert "/s" not in notes[-1]  # the bar tells the speed
     assert run.learner.measure(run.heldout)["heldout_loss"] == pytest.approx(
         run.model.loss(*run.heldout).item(), rel=1e-5
     )
@@ -188,7 +189,7 @@ def test_a_gradient_too_large_for_the_smallest_scale_ends_the_run(shards, recipe
 
 
 def test_a_runs_lines_name_the_units_of_its_losses():
-    progress = Progress(step=3, loss=5.25, heldout_image_bits=6.5)
-    said = "step 3/3, loss 5.25 nats/token, held-out 6.500 bits/code"
+    progress = Progress(step=3, loss=5.25, heldout_loss=5.5, heldout_image_bits=6.5)
+    said = "step 3/3, loss 5.25 nats/token, held-out loss 5.5 nats/token, held-out pictures 6.500 bits/code"
     assert progress.note(3) == said
     assert progress.last_line(3, "the model is in out/model") == f"{said}; the model is in out/model"
