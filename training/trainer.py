@@ -33,7 +33,7 @@ from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabu
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.loop_settings import LoopSettings
-from training.run.previews import draw_codes, save_sheet
+from training.run.previews import draw_codes, save_samples
 from training.run.processes import ALONE, Processes, open_processes
 from training.run.progress import StepCount
 from training.run.recipe import SHARED_SCHEDULE, DataRecipe, OptimizerRecipe, Recipe
@@ -222,6 +222,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         """Rows to measure on: of the held-out shards, or those left out of the training."""
         share = 1.0 if shards else self.data.recipe.heldout_share
         rows = heldout_rows(shards or self.data.shards, share, self.recipe.data.heldout_samples)
+        self.heldout_captions = rows.captions[:NUM_SAMPLES]
         return collate(rows, self.tokenizer, self.model.config.text_len) if len(rows) else None
 
     def batches(self, stopping: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
@@ -292,7 +293,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         path = self.out / "samples" / f"step-{self.progress.step:06d}.png"
         text_ids, image_codes = (part[:NUM_SAMPLES] for part in heldout)
         codes = draw_codes(model.to(self.learner.device), text_ids, seed=self.recipe.data.seed)
-        save_sheet(path, [self.vqgan.decode(image_codes), self.vqgan.decode(codes.cpu())])
+        save_samples(path, self.vqgan.decode(image_codes), self.vqgan.decode(codes.cpu()), self.heldout_captions)
 
     def save(self) -> None:
         self.write_result()

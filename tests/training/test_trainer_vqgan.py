@@ -1,15 +1,17 @@
 """Which VQGAN a run takes, and which held-out codes."""
 
+import numpy as np
 import pytest
-from PIL import Image
 
 from dalle_lean.cli import main
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.io.model_folder import bundled_model, check_parts
+from inference.gallery import tile_sheet
 from tests.tiny import tiny_vqgan
 from tests.training.runs import relabelled
-from training.trainer import train
+from training.data.heldout import heldout_rows
+from training.trainer import DalleRun, train
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +27,28 @@ def decodable(shards, vqgan, tmp_path):
     return relabelled(shards, tmp_path / "decodable", vqgan=VQGAN.load(vqgan).fingerprint())
 
 
-def test_samples_are_drawn_below_the_pictures_whose_captions_they_have(decodable, recipe, vqgan, tmp_path):
+def test_samples_are_drawn_beside_the_pictures_whose_captions_they_have(
+    decodable, recipe, vqgan, tmp_path, monkeypatch
+):
+    shown = []
+    monkeypatch.setattr(
+        "training.run.previews.tile_sheet",
+        lambda tiles, texts, **options: (
+            shown.extend(zip(tiles, texts, strict=True)) or tile_sheet(tiles, texts, **options)
+        ),
+    )
     out = tmp_path / "out"
-    train(decodable, out, recipe, vqgan=vqgan)
-    with Image.open(out / "samples" / "step-000012.png") as sheet:
-        assert sheet.size == (8 * 32, 2 * 32)
+    run = DalleRun(decodable, out, recipe, vqgan=vqgan)
+    run.run()
+    assert (out / "samples" / "step-000012.png").exists()
+    rows = heldout_rows(run.data.shards, recipe.data.heldout_share, recipe.data.heldout_samples)
+    captions = rows.captions[:8]
+    assert [text for _, text in shown] == [
+        f"{kind}: {caption}" for caption in captions for kind in ("held-out", "drawn")
+    ]
+    decoded = run.vqgan.decode(run.heldout.image_codes[:8]).permute(0, 2, 3, 1).numpy() * 255
+    for (tile, _), picture in zip(shown[::2], decoded, strict=True):
+        assert abs(np.asarray(tile) - picture).max() < 1
     assert (out / "model" / "vqgan" / "config.json").exists()
     check_parts(out / "model")
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from dalle_lean import Dalle
 from dalle_lean.images.files import to_uint8
 from dalle_lean.io.files import atomic_write
+from inference.gallery import tile_sheet
 from inference.request import Settings
 from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
@@ -32,3 +33,13 @@ def save_sheet(path: Path, rows: Sequence[Tensor]) -> None:
     pixels = to_uint8(sheet.float().clamp(0, 1)).permute(1, 2, 0).cpu().numpy()
     with atomic_write(path) as temporary:
         Image.fromarray(pixels).save(temporary, format="PNG")
+
+
+def save_samples(path: Path, heldout: Tensor, drawn: Tensor, captions: Sequence[str]) -> None:
+    """Write held-out pictures [N, 3, H, W] in 0..1 as one PNG, beside each the one drawn for its caption."""
+    tiles, texts = [], []
+    for *pair, caption in zip(heldout, drawn, captions, strict=True):
+        tiles += [Image.fromarray(to_uint8(one.float().clamp(0, 1)).permute(1, 2, 0).cpu().numpy()) for one in pair]
+        texts += [f"held-out: {caption}", f"drawn: {caption}"]
+    with atomic_write(path) as temporary:
+        tile_sheet(tiles, texts, caption_lines=2).save(temporary, format="PNG")
