@@ -11,6 +11,7 @@ try:
     import importlib
     import importlib.metadata
     import os
+    import re
     import shlex
     from collections.abc import Callable, Sequence
     from itertools import pairwise
@@ -107,13 +108,23 @@ def build_app(command_name: str | None) -> typer.Typer:
 
 
 def usage_mistake(failure: Any) -> str:
-    """What a usage error of Typer's says, in plain words where Typer quotes pydantic."""
+    """What a usage error of Typer's says, in plain words where Typer quotes pydantic, and which help to see."""
     message: str = failure.format_message()
-    if not hasattr(failure.__cause__, "errors"):
+    if hasattr(failure.__cause__, "errors"):
+        found = failure.__cause__.errors()[0]
+        plain = PLAIN.get(found["type"], "{msg}")
+        message = message.replace(failure.message, plain.format(**found, **found.get("ctx", {})))
+    context = failure.ctx
+    if context is None or "\n" in message:  # a whole help
         return message
-    found = failure.__cause__.errors()[0]
-    plain = PLAIN.get(found["type"], "{msg}")
-    return message.replace(failure.message, plain.format(**found, **found.get("ctx", {})))
+    if context.parent is None and (unknown := re.fullmatch(r"No such command '(\w+)'\.", message)):
+        does = [name for name, (_, summary) in COMMANDS.items() if summary.lower().startswith(f"{unknown[1]} ")]
+        message += f" Did you mean {' or '.join(map(repr, does))}?" if does else ""
+    names = ["--help"]
+    while context.parent is not None:
+        names.insert(0, context.info_name)
+        context = context.parent
+    return f"{message}{'' if message[-1] in '.?' else '.'} See dalle-lean {' '.join(names)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -86,8 +86,15 @@ def test_no_word_at_all_is_answered_with_the_help(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["paint"], "No such command 'paint'"),
-        (["convert"], "Missing argument"),
+        (["sing"], "No such command 'sing'. See dalle-lean --help\n"),
+        (["draw", "a cat"], "No such command 'draw'. Did you mean 'generate' or 'serve'? See dalle-lean --help\n"),
+        (["trian"], "No such command 'trian'. Did you mean 'train', 'train-vqgan'? See dalle-lean --help\n"),
+        (["generate"], "Missing argument 'PROMPT'. See dalle-lean generate --help\n"),
+        (["shards", "show"], "Missing argument 'DIR'. See dalle-lean shards show --help\n"),
+        (
+            ["generate", "x", "--oout", "y"],
+            "No such option: --oout (Possible options: --out). See dalle-lean generate --h",
+        ),
         (["bench", "samplng"], "Invalid value for 'WHAT': 'samplng' is not one of 'sampling', 'training', "),
         (["demo", "--port", "99999"], "Invalid value for '--port': 99999 must be at most 65535."),
         (["demo", "--port", "0"], "Invalid value for '--port': 0 must be at least 1."),
