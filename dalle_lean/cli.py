@@ -114,7 +114,7 @@ def usage_mistake(failure: Any) -> str:
         found = failure.__cause__.errors()[0]
         plain = PLAIN.get(found["type"], "{msg}")
         message = message.replace(failure.message, plain.format(**found, **found.get("ctx", {})))
-    context = failure.ctx
+    context = getattr(failure, "ctx", None)
     if context is None or "\n" in message:  # a whole help
         return message
     if context.parent is None and (unknown := re.fullmatch(r"No such command '(\w+)'\.", message)):
