@@ -50,7 +50,8 @@ class Settings:
         if not 0 <= self.top_p <= 1:
             raise UserError(f"top_p={self.top_p}: it must lie in 0..1 (1 is off)")
         if not 0 <= self.temperature <= HIGHEST_TEMPERATURE:
-            raise UserError(f"temperature={self.temperature}: it must lie in 0 (greedy)..{HIGHEST_TEMPERATURE:g}")
+            allowed = f"0, which takes the likeliest code each time, to {HIGHEST_TEMPERATURE:,.0f}"
+            raise UserError(f"temperature={self.temperature}: it must be from {allowed}")
         check_guidance(self.guidance)
         if not 0 <= self.seed < 2**64:
             raise UserError(f"seed={self.seed}: it must lie in 0..{2**64 - 1}")

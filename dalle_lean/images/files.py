@@ -66,7 +66,7 @@ def open_picture_file(path: Path) -> Image.Image:
     """`open_picture` of a file; raises UnusablePicture also if the file cannot be read."""
     picture, problem = read_picture(path)
     if problem is not None:
-        raise UnusablePicture(problem, f"a regular file of at most {MAX_PICTURE_BYTES:,} bytes is needed")
+        raise UnusablePicture(problem, f"it must be a file of at most {MAX_PICTURE_BYTES // 2**20} MiB")
     return open_picture(picture)
 
 

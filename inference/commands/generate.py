@@ -143,6 +143,8 @@ def open_start(path: Path) -> "Image":
 
     if not path.exists():
         raise UserError(f"--start: there is no file {path}")
+    if path.is_dir():
+        raise UserError(f"--start: {path} is a folder; name a picture")
     try:
         return open_picture_file(path)
     except UnusablePicture as error:

@@ -153,7 +153,7 @@ def test_a_contact_sheet_holds_every_picture_enlarged(generator):
     [
         ((" ",), "prompt is empty"),
         (("a car", "--top-p", "7"), r"top_p=7"),
-        (("a car", "--temperature", "-1"), r"temperature=-1"),
+        (("a car", "--temperature", "-1"), r"temperature=-1.0: it must be from 0, which .* to 1,000,000"),
         (("a car", "--model", "nowhere"), "no model folder at nowhere"),
     ],
 )
@@ -170,6 +170,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
     [
         (("--out", "/proc/x"), "/proc/x: no file can be created in /proc; name another folder"),
         (("--start", "/nope"), "--start: there is no file /nope"),
+        (("--start", "/proc"), "--start: /proc is a folder; name a picture"),
+        (("--start", "/dev/null"), "--start: /dev/null: picture missing, it must be a file of at most 64 MiB"),
         (("--start", __file__), f"--start: {__file__} is not a picture that can be read (JPEG, PNG, "),
         (("--out", ""), "an argument is empty"),
         (("--precision", "fp17"), "precision='fp17': it must be one of fp32"),
