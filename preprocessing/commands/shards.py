@@ -85,7 +85,7 @@ def show(
     for name, value in statistics.facts():
         table.add_row(name, value)
     console.print(table, markup=False)
-    echo(f"{counted(len(pictures), 'picture')} on {out}")
+    echo(f"{out} shows {statistics.shown()}")
 
 
 @shards.command()

@@ -47,7 +47,7 @@ def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Im
     columns = max(1, min(COLUMNS, len(pictures)))
     side = max([TILE_SIDE, *(max(picture.size) for picture in pictures)])
     cell_width, cell_height = side + MARGIN, side + MARGIN + CAPTION_LINES * LINE_HEIGHT + 8
-    facts = statistics.facts()
+    facts = [*statistics.facts(), ("shown below", statistics.shown())]
     facts_width = 620
     width = max(MARGIN + columns * cell_width, 2 * MARGIN + facts_width + BARS_WIDTH)
     top = MARGIN + 32 + max(FACT_HEIGHT * len(facts), 2 * (BARS_HEIGHT + 30)) + MARGIN

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dalle_lean.images.vqgan import codebook_use
 from dalle_lean.progress import OnProgress, unwatched
+from dalle_lean.words import counted
 from preprocessing.shards.files import read_blocks
 from preprocessing.shards.manifest import DatasetInfo, read_dataset_info
 
@@ -42,6 +43,13 @@ class ShardStatistics:
             if seen >= wanted:
                 break
         return length
+
+    def shown(self) -> str:
+        """How many pictures the sample has, of how many: "32 of 37 pictures, drawn at random". A crop or a mirror image
+        is one."""
+        sample, rows = len(self.sample_rows), self.info.num_rows
+        pictures = counted(rows, "picture")
+        return f"{sample:,} of {pictures}, drawn at random" if sample < rows else pictures
 
     def facts(self) -> list[tuple[str, str]]:
         """Name and value of each statistic, for people."""

@@ -12,7 +12,7 @@ from dalle_lean.images.files import open_picture, square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
 from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
-from preprocessing.shards.statistics import collect_statistics
+from preprocessing.shards.statistics import ShardStatistics, collect_statistics
 from tests.preprocessing.runs import run_command
 from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder
 
@@ -84,7 +84,7 @@ def test_the_bundled_vqgan_shows_its_own_codes(emoji_shards, tmp_path, capsys):
     folder, pixels = emoji_shards
     out = tmp_path / "sheet.png"
     assert run(folder, "--out", out, "--count", 12) == 0
-    assert "12 pictures on" in capsys.readouterr().out
+    assert f"{out} shows 12 pictures\n" in capsys.readouterr().out
     with Image.open(out) as sheet:
         shown = np.asarray(sheet.convert("RGB"))
     # Somewhere on the sheet, enlarged, stands each picture: the first one in the first place.
@@ -93,6 +93,14 @@ def test_the_bundled_vqgan_shows_its_own_codes(emoji_shards, tmp_path, capsys):
     errors = [np.abs(first - picture).mean() for picture in pixels.astype(float)]
     assert int(np.argmin(errors)) == 0
     assert errors[0] < 30
+
+
+def test_a_sheet_of_some_pictures_says_of_how_many(folder, vqgan_folder, tmp_path, capsys, monkeypatch):
+    told, shown = [], ShardStatistics.shown
+    monkeypatch.setattr(ShardStatistics, "shown", lambda one: told.append(shown(one)) or told[-1])
+    assert run(folder, "--vqgan", vqgan_folder, "--out", tmp_path / "sheet.png") == 0
+    assert "sheet.png shows 32 of 100 pictures, drawn at random\n" in capsys.readouterr().out
+    assert told == ["32 of 100 pictures, drawn at random"] * 2  # on the sheet, and in the line
 
 
 def test_the_same_call_draws_the_same_bytes(folder, vqgan_folder, tmp_path):
