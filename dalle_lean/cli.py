@@ -158,5 +158,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(2)
         sys.exit(explain(failure))
     if code == INTERRUPTED:  # Typer returns this code after Ctrl+C
-        notice("stopped" if command_name in SERVERS else "stopped; only what was finished is kept")
+        # `join` has said what this machine gave and how to go on.
+        notice("stopped" if command_name in (*SERVERS, "join") else "stopped; only what was finished is kept")
     sys.exit(code if isinstance(code, int) else 0)

@@ -194,6 +194,20 @@ def test_a_program_that_sigterm_ended_says_how_to_go_on_unless_it_is_a_server(co
     assert (stop.value.code, capsys.readouterr().err) == (143, f"{words}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("train", "stopped; only what was finished is kept"), ("serve", "stopped"), ("join", "stopped")],
+)
+def test_ctrl_c_does_not_sound_like_a_loss_where_nothing_is_lost(command, words, capsys, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dalle_lean.cli.load", lambda _: interrupted)
+    with pytest.raises(SystemExit) as stop:
+        main([command])
+    assert (stop.value.code, capsys.readouterr().err) == (130, f"{words}\n")
+
+
 @pytest.mark.parametrize("module", ["typer", "training.commands.train"])
 def test_ctrl_c_during_the_imports_ends_with_a_line_and_no_traceback(module):
     script = f"""
