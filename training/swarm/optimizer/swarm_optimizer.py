@@ -73,8 +73,6 @@ class SwarmOptimizer(hivemind.Optimizer):
         """How long a donor was away before it started; 0 once it has caught up with the trainers."""
         self.noticed: set[tuple[int, str]] = set()
         """The kinds of notices about the last step that a donor has given, by its own step."""
-        self.swarm_samples = 0
-        """Samples of all peers in the steps that this one has taken, as far as it knew."""
         super().__init__(**options)
 
     def _make_state_averager(self, **options: Any) -> SwarmStateAverager:
@@ -149,9 +147,6 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.state_averager.stale = True  # the others took this step already
             # Without any samples, only the momentum would move the weights.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
-            known = self.tracker.global_progress
-            samples = known.samples_accumulated if known.epoch == self.local_epoch else self.target_batch_size
-            self.swarm_samples += max(samples, self.grad_averager.local_samples_accumulated)
         try:
             super()._update_global_epoch(grad_scaler)
         except NoGroup:  # the next group brings the others' step and weights

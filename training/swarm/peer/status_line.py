@@ -21,8 +21,8 @@ class PeerStatus:
         left_s: the swarm's estimate of the time until the next step; nan if unknown.
         trainers: peers that contribute samples, including this one.
         samples_per_s: of this peer.
-        own_share: this peer's share of all samples since it joined, 0..1.
-        own: this peer's metrics since it joined.
+        own: this peer's metrics since it joined. Its share of all samples is for those who know what helpers averaged:
+            `dalle-lean monitor` and the run's page.
     """
 
     step: int = 0
@@ -32,7 +32,6 @@ class PeerStatus:
     left_s: float = math.nan
     trainers: int = 0
     samples_per_s: float = 0.0
-    own_share: float = 0.0
     own: PeerMetrics = field(default_factory=PeerMetrics)
 
     def line(self, width: int) -> str:
@@ -45,11 +44,9 @@ class PeerStatus:
         trainers = counted(self.trainers, "trainer")
         rate = f"{self.samples_per_s:.3g} samples/s"
         loss = f"loss {self.own.loss:.3g}" if math.isfinite(self.own.loss) else ""
-        mine = f"mine {100 * self.own_share:.0f} %"
-        long = f"gave {counted(self.own.samples, 'sample')}, {100 * self.own_share:.0f} %"
+        gave = f"gave {counted(self.own.samples, 'sample')}"
         alone = f"{counted(self.own.solo_steps, 'step')} alone" if self.own.solo_steps else ""
-        full = [trainers, rate, loss, alone]
-        for words in ([*full, long], [*full, mine], [rate, loss, mine], [rate], []):
+        for words in ([trainers, rate, loss, alone, gave], [rate, loss, gave], [rate, loss], [rate], []):
             tail = "  ".join(filter(None, [gathered, *words]))
             room = width - len(head) - len(tail) - 3
             if room >= MIN_BAR_COLUMNS:

@@ -230,6 +230,5 @@ class Peer(GradientWorker):
             left_s=max(0.0, progress.eta_next_epoch - get_dht_time()),
             trainers=max(tracker.trainers, 1 if own.samples else 0),
             samples_per_s=rate if own.samples else 0.0,
-            own_share=own.samples / max(self.optimizer.swarm_samples + progress.samples_accumulated, own.samples, 1),
             own=own,
         )

@@ -142,8 +142,7 @@ def missed(donor, step, monkeypatch, claims=(1,)):
         raise NoGroup
 
     monkeypatch.setattr(hivemind.Optimizer, "_update_global_epoch", find_no_group)
-    donor.auxiliary, donor.scheduled_state, donor.swarm_samples = False, None, 0
-    donor.target_batch_size = TARGET
+    donor.auxiliary, donor.scheduled_state = False, None
     donor.grad_averager = SimpleNamespace(local_samples_accumulated=0)
     monkeypatch.setattr(donor.state_averager, "step", lambda **_: None)
     donor.state_averager.local_epoch = donor.state_averager.weights_epoch = step
