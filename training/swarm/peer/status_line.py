@@ -17,8 +17,8 @@ class PeerStatus:
 
     Args:
         step, total_steps: of the schedule.
-        samples, target: samples gathered by all peers for the next step, and needed.
-        left_s: the swarm's estimate of the time until the next step; nan if unknown.
+        left_s: time until the last step at the pace of the latest ones; nan before two were observed.
+        next_step_s: the swarm's estimate of the time until the next step's averaging, 0 during it; infinite if unknown.
         trainers: peers that contribute samples, including this one.
         samples_per_s: of this peer.
         own: this peer's metrics since it joined. Its share of all samples is for those who know what helpers averaged:
@@ -27,31 +27,35 @@ class PeerStatus:
 
     step: int = 0
     total_steps: int = 1
-    samples: int = 0
-    target: int = 1
     left_s: float = math.nan
+    next_step_s: float = math.inf
     trainers: int = 0
     samples_per_s: float = 0.0
     own: PeerMetrics = field(default_factory=PeerMetrics)
 
     def line(self, width: int) -> str:
         """One line of at most `width` columns; a narrow one omits what matters least."""
-        share = min(1.0, self.samples / self.target)
-        left = "averaging" if share == 1 or self.left_s == 0 else f"{clock(self.left_s)} left"
-        left = left if math.isfinite(self.left_s) or share == 1 else "so far"
         head = f"step {self.step}/{self.total_steps}"
-        gathered = f"{100 * share:.0f} % {left}"
+        left = f"{clock(self.left_s)} left" if math.isfinite(self.left_s) else ""
+        upcoming = f"next step in {clock(self.next_step_s)}" if math.isfinite(self.next_step_s) else ""
+        upcoming = "averaging" if self.next_step_s == 0 else upcoming
         trainers = counted(self.trainers, "trainer")
         rate = f"{self.samples_per_s:.3g} samples/s"
         loss = f"loss {self.own.loss:.3g}" if math.isfinite(self.own.loss) else ""
         gave = f"gave {counted(self.own.samples, 'sample')}"
         alone = f"{counted(self.own.solo_steps, 'step')} alone" if self.own.solo_steps else ""
-        for words in ([trainers, rate, loss, alone, gave], [rate, loss, gave], [rate, loss], [rate], []):
-            tail = "  ".join(filter(None, [gathered, *words]))
+        for words in (
+            [left, upcoming, trainers, rate, loss, alone, gave],
+            [left, upcoming, rate, loss],
+            [left, rate, loss],
+            [left, rate],
+            [left],
+        ):
+            tail = "  ".join(filter(None, words))
             room = width - len(head) - len(tail) - 3
             if room >= MIN_BAR_COLUMNS:
                 break
-        return f"{head} {bar(share, room)} {tail}"[:width]
+        return f"{head} {bar(self.step / self.total_steps, room)} {tail}"[:width]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +84,11 @@ def bar(share: float, width: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Format as 0:07 or 1:02:03; ? if unknown."""
-    if not 0 <= seconds < 360_000:
+    """Format as 0:07, 1:02:03 or, from 100 hours on, 5 days; ? if unknown."""
+    if not 0 <= seconds < math.inf:
         return "?"
+    if seconds >= 360_000:
+        return counted(round(seconds / 86400), "day")
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -22,6 +22,7 @@ from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.network.owner_keys import owner_key, records_by_owner
 from training.swarm.network.run_watch import RunWatch
+from training.swarm.observe.overview import StepPace
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.optimizer.build import swarm_optimizer
 from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
@@ -64,7 +65,7 @@ class Peer(GradientWorker):
         data = settings.recipe.data
         count = min(VALIDATION_SAMPLES, data.heldout_samples)
         rows = heldout_rows(shards, data.heldout_share, count, VALIDATION_SHARDS)
-        self.metrics = PeerMetrics()
+        self.metrics, self.pace = PeerMetrics(), StepPace()
         self.times_broadcast = 0
         """`times_applied` when the other processes last received the weights."""
         self.optimizer = swarm_optimizer(settings, self.model, dht, on_notice=self.on_notice)
@@ -210,6 +211,7 @@ class Peer(GradientWorker):
     def report_metrics(self) -> None:
         optimizer, metrics = self.optimizer, self.metrics
         metrics.epoch = optimizer.local_epoch
+        self.pace.observe(metrics.epoch, time.monotonic())
         metrics.dropped_tensors = optimizer.state_averager.dropped_tensors + optimizer.grad_averager.dropped_tensors
         metrics.skipped_steps, metrics.rescaled = optimizer.opt.skipped_steps, self.rescaled
         metrics.solo_steps, metrics.resyncs = optimizer.solo_steps, optimizer.resyncs
@@ -218,16 +220,15 @@ class Peer(GradientWorker):
     def status(self) -> PeerStatus:
         """The current status; may be called on any thread."""
         tracker, settings, own = self.optimizer.tracker, self.settings, self.metrics
-        progress, step = tracker.global_progress, self.optimizer.local_epoch
+        step, pace = self.optimizer.local_epoch, self.pace.steps_per_s
         rate = tracker.local_progress.samples_per_second
         if rate < MIN_TRAINER_SAMPLES_PER_S:  # until the second report
             rate = own.samples_per_s
         return PeerStatus(
             step=step * settings.steps_per_epoch,
             total_steps=settings.total_steps,
-            samples=progress.samples_accumulated,
-            target=settings.target_batch_size,
-            left_s=max(0.0, progress.eta_next_epoch - get_dht_time()),
+            left_s=(settings.last_epoch - step) / pace if pace else math.nan,
+            next_step_s=max(0.0, tracker.global_progress.eta_next_epoch - get_dht_time()),
             trainers=max(tracker.trainers, 1 if own.samples else 0),
             samples_per_s=rate if own.samples else 0.0,
             own=own,

@@ -9,16 +9,16 @@ import pytest
 from tests.tiny import DALLE_FIELDS
 from training.run.recipe import Recipe
 from training.swarm.config import SwarmSettings
+from training.swarm.observe.overview import StepPace
 from training.swarm.observe.peer_metrics import PeerMetrics
-from training.swarm.peer.status_line import Download, PeerStatus, clock
+from training.swarm.peer.status_line import EMPTY, FULL, Download, PeerStatus, clock
 from training.swarm.peer.trainer import Peer
 
 BUSY = PeerStatus(
     step=12345,
     total_steps=31250,
-    samples=2458,
-    target=4096,
-    left_s=83.2,
+    left_s=8000.0,
+    next_step_s=83.2,
     trainers=17,
     samples_per_s=3.21,
     own=PeerMetrics(samples=123456, loss=6.1234),
@@ -35,8 +35,8 @@ def test_a_wide_screen_shows_all_of_it():
     line = BUSY.line(120)
     for part in (
         "12345/31250",
-        "60 %",
-        "1:24 left",
+        "2:13:20 left",
+        "next step in 1:24",
         "17 trainers",
         "3.21 samples/s",
         "loss 6.12",
@@ -47,7 +47,7 @@ def test_a_wide_screen_shows_all_of_it():
 
 def test_a_screen_of_80_columns_shows_what_counts():
     line = BUSY.line(80)
-    for part in ("step 12345/31250", "60 %", "1:24 left", "3.21 samples/s", "loss 6.12"):
+    for part in ("step 12345/31250", "2:13:20 left", "3.21 samples/s", "loss 6.12"):
         assert part in line
 
 
@@ -62,13 +62,19 @@ def test_a_single_sample_is_told_in_the_singular():
 
 
 def test_what_is_not_known_yet_is_not_shown():
-    line = PeerStatus(step=3, total_steps=30, samples=0, target=128).line(80)
-    assert "nan" not in line
-    assert "loss" not in line
+    line = PeerStatus(step=3, total_steps=30).line(80)
+    assert not any(word in line for word in ("nan", "?", "left", "next", "loss"))
+
+
+def test_the_bar_is_of_the_whole_run():
+    half = PeerStatus(step=30, total_steps=60).line(120)
+    assert half.count(FULL) == half.count(EMPTY) == 15
 
 
 def test_a_full_batch_is_being_averaged():
-    assert "averaging" in PeerStatus(samples=130, target=128, left_s=math.inf).line(80)
+    line = replace(BUSY, next_step_s=0.0).line(120)
+    assert "  averaging  " in line
+    assert "next step" not in line
 
 
 def test_a_download_tells_how_far_and_how_fast():
@@ -79,22 +85,37 @@ def test_a_download_tells_how_far_and_how_fast():
     assert Download(received=0, total=100, seconds=0.0, donor="Qm").line(40)
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(6.2, "0:07"), (60, "1:00"), (3723, "1:02:03"), (math.inf, "?")])
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(6.2, "0:07"), (60, "1:00"), (3723, "1:02:03"), (400_000, "5 days"), (math.inf, "?")]
+)
 def test_times_are_short(seconds, shown):
     assert clock(seconds) == shown
 
 
-@pytest.mark.parametrize(("ema", "shown"), [(1e-20, 8.0), (3.0, 3.0)])
-def test_a_volunteers_speed_is_of_its_latest_batches_until_it_has_a_mean(ema, shown):
-    volunteer = Peer.__new__(Peer)
-    volunteer.settings = SwarmSettings(recipe=Recipe(model=DALLE_FIELDS))
-    volunteer.metrics = PeerMetrics(samples=170, samples_per_s=8.0)
-    volunteer.optimizer = SimpleNamespace(
+@pytest.fixture
+def volunteer():
+    made = Peer.__new__(Peer)
+    made.settings = SwarmSettings(recipe=Recipe(model=DALLE_FIELDS))
+    made.metrics, made.pace = PeerMetrics(samples=170, samples_per_s=8.0), StepPace()
+    made.optimizer = SimpleNamespace(
         local_epoch=2,
         tracker=SimpleNamespace(
             trainers=2,
-            global_progress=SimpleNamespace(samples_accumulated=40, eta_next_epoch=0.0),
-            local_progress=SimpleNamespace(samples_per_second=ema),
+            global_progress=SimpleNamespace(eta_next_epoch=0.0),
+            local_progress=SimpleNamespace(samples_per_second=0.0),
         ),
     )
+    return made
+
+
+@pytest.mark.parametrize(("ema", "shown"), [(1e-20, 8.0), (3.0, 3.0)])
+def test_a_volunteers_speed_is_of_its_latest_batch_until_it_has_a_mean(volunteer, ema, shown):
+    volunteer.optimizer.tracker.local_progress.samples_per_second = ema
     assert volunteer.status().samples_per_s == shown
+
+
+def test_the_time_left_is_of_the_run_at_the_pace_of_its_latest_steps(volunteer):
+    assert math.isnan(volunteer.status().left_s)
+    for epoch, now_s in ((0, 100.0), (0, 105.0), (1, 110.0), (2, 120.0)):
+        volunteer.pace.observe(epoch, now_s)
+    assert volunteer.status().left_s == 10.0 * (volunteer.settings.last_epoch - 2)
