@@ -45,7 +45,7 @@ def invite(
     ends = int(time.time() + days * DAY_S)
     given, code = new_invite(key, uses=uses, ends=ends, role=role, name=name or "")
     swarm = read_settings(run_dir).swarm
-    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends))
+    until = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(ends))
     echo(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; keep its code secret.")
     echo(f"To revoke it: dalle-lean ban {shlex.quote(str(run_dir))} {given.id}. To join:")
     if role == HELPER:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import shlex
+import time
 
 import pytest
 
@@ -86,6 +87,7 @@ def test_an_invitation_is_printed_with_the_command_to_join_with(make, tmp_path, 
     [made] = re.findall(rf"dalle-lean join {re.escape(join)} --code (\S+)", said)
     invite = Invite.read(made, settings.swarm.run_key)
     assert (invite.uses, invite.name, invite.role) == (3, "Anna", "trainer")
+    assert re.search(rf"until \d{{4}}-\d\d-\d\d \d\d:\d\d {time.strftime('%Z')};", said)
     code, said = run(capsys, "invite", tmp_path / "run", "--role", "helper")
     assert f"--helper-of {settings.swarm.addresses[0]}" in said
 
