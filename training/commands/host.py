@@ -23,7 +23,7 @@ from training.commands.options import (
     TokenizerFile,
     check_page_options,
 )
-from training.swarm.config import AGGREGATIONS, SWARM_TOML, TimingSection, WireSection
+from training.swarm.config import AGGREGATIONS, SWARM_TOML, SwarmSection, TimingSection, WireSection
 
 HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of", "code", "peer_list")
 PAGE_OPTIONS = ("page", "page_address", "export", "prompt_page")
@@ -226,9 +226,7 @@ def host(
             ports = ", ".join(str(port) for port in host_config.ports.values())
             announced = ipaddress.ip_address(host_config.announce)
             echo(f"the run {settings.swarm.name} is ready (TCP ports {ports}); {who_joins(announced)}")
-            echo(f"    dalle-lean join {settings.swarm.join_arguments([*addresses, *helper_of])}")
-            if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
-                echo(f"and a code from dalle-lean invite {shlex.quote(str(run_dir))}")
+            echo(how_to_join(settings.swarm, [*addresses, *helper_of], None if helper_of else run_dir))
             if not announced.is_loopback and not announced.is_global:
                 warn(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
@@ -263,6 +261,18 @@ def who_joins(announced: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
     if announced.is_loopback:
         return "other machines need another --announce; on this machine, join with"
     return "any machine joins with"
+
+
+def how_to_join(swarm: SwarmSection, addresses: Sequence[str], run_dir: Path | None) -> str:
+    """The command for volunteers and, if they need a code, the one that makes it.
+
+    `run_dir` is the folder of a run hosted here, None for one hosted elsewhere, whose host makes the codes.
+    """
+    command = f"    dalle-lean join {swarm.join_arguments(addresses)}"
+    if not swarm.run_key or swarm.admission != "invite":
+        return command
+    source = "its host" if run_dir is None else f"dalle-lean invite {shlex.quote(str(run_dir))}"
+    return f"{command} --code CODE\nwith a CODE from {source}"
 
 
 def options_except(context: typer.Context, known: Sequence[str]) -> str:

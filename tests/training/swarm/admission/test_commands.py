@@ -9,6 +9,7 @@ import pytest
 
 from tests.training.swarm.host.small_run import ON_LOOPBACK, run_program
 from training.commands.admission import new_invite, run_key_of
+from training.commands.host import how_to_join
 from training.run.recipe import load_recipe
 from training.swarm.admission.bans import Bans
 from training.swarm.admission.passes import Invite
@@ -90,6 +91,15 @@ def test_an_invitation_is_printed_with_the_command_to_join_with(make, tmp_path, 
     assert re.search(rf"until \d{{4}}-\d\d-\d\d \d\d:\d\d {time.strftime('%Z')};", said)
     code, said = run(capsys, "invite", tmp_path / "run", "--role", "helper")
     assert f"--helper-of {settings.swarm.addresses[0]}" in said
+
+
+@pytest.mark.parametrize("hosted_here", [True, False])
+def test_the_command_to_join_by_invitation_ends_in_a_code_and_says_where_that_comes_from(make, tmp_path, hosted_here):
+    run_dir = tmp_path / "my run" if hosted_here else None
+    command, source = how_to_join(make(admission="invite").swarm, ["ADDRESS"], run_dir).split("\n")
+    assert command.endswith(" --code CODE")
+    assert source == "with a CODE from " + (f"dalle-lean invite '{run_dir}'" if hosted_here else "its host")
+    assert "CODE" not in how_to_join(make(admission="open").swarm, ["ADDRESS"], run_dir)
 
 
 def test_printed_commands_work_for_a_folder_with_a_space(make, tmp_path, capsys):
