@@ -4,7 +4,7 @@ A pass names a peer id, which libp2p proves at each connection: a copied pass is
 """
 
 import base64
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -126,6 +126,15 @@ class Invite:
     def code(self, key: SigningKey) -> str:
         """The code: letters, digits, hyphens and underscores."""
         return encoded(key.sign("invite", [self.id, self.uses, self.ends, self.role, self.name]))
+
+
+def may_be_code(text: str) -> bool:
+    """Whether a text can be the code of some run; that run's key tells whether it is."""
+    try:
+        content = read_unverified(decoded(text))
+    except Forged:
+        return False
+    return isinstance(content, list) and len(content) == len(fields(Invite))
 
 
 def encoded(content: bytes) -> str:

@@ -19,9 +19,11 @@ from dalle_lean.io.remote_io import Patience
 from training.data.catalog import ShardSet
 from training.run.folder import busy, is_locked, run_folder
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.passes import Refused
+from training.swarm.admission.keys import Forged
+from training.swarm.admission.pass_issuer import OPEN
+from training.swarm.admission.passes import Invite, Refused, may_be_code
 from training.swarm.admission.service import enter_by_pass
-from training.swarm.config import SWARM_TOML, SwarmSettings, read_settings
+from training.swarm.config import SWARM_TOML, SwarmSection, SwarmSettings, read_settings
 from training.swarm.network.addresses import EVERYWHERE, addresses_of, announced_address, free_ports, port_is_free
 from training.swarm.network.bootstrap_service import (
     TOKENIZER,
@@ -75,6 +77,11 @@ class JoinOptions:
         _ = self.announced
         if self.user is not None:
             check_user_name(self.user)
+        if self.code is not None and not may_be_code(self.code):
+            raise UserError(
+                f"--code {self.code[:40]}: not a code; copy all of what `dalle-lean invite` printed, or leave it out "
+                "for a run that anyone may join"
+            )
 
     @property
     def announced(self) -> list[str]:
@@ -138,6 +145,7 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
             )
         settings = found.run.settings
         choose_folder(found, options)
+        check_code(settings.swarm, options.code)
         check_resources(found, settings, options, report)
         report(check_helpers(dht, reason))
         offset_s = first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())
@@ -242,6 +250,19 @@ def default_folder(runs: Path, settings: SwarmSettings) -> Path:
     of_this_name = runs / settings.run_id
     lasting = runs / f"{settings.swarm.first_name}-{settings.run_id.rpartition('-')[2]}"
     return of_this_name if of_this_name.exists() else lasting
+
+
+def check_code(swarm: SwarmSection, code: str | None) -> None:
+    """UserError for a code of another run."""
+    if code is None or not swarm.run_key:
+        return
+    try:
+        Invite.read(code, swarm.run_key)
+    except Forged:
+        fix = (
+            "ask its host for one, and copy all of it" if swarm.admission != OPEN else "it needs none: leave out --code"
+        )
+        raise UserError(f"--code {code[:40]}...: not a code of this run; {fix}") from None
 
 
 def check_helpers(dht: hivemind.DHT | None, reason: str) -> Check:

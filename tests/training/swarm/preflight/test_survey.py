@@ -4,13 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from dalle_lean.errors import UserError
 from training.run.folder import run_folder
-from training.swarm.config import SwarmSettings
+from training.swarm.admission.keys import SigningKey
+from training.swarm.admission.passes import Invite
+from training.swarm.config import SwarmSection, SwarmSettings
 from training.swarm.preflight.checks import OK, PROBLEM
 from training.swarm.preflight.survey import (
     JoinOptions,
     RunFiles,
     Survey,
+    check_code,
     check_helpers,
     choose_folder,
     default_folder,
@@ -44,6 +48,24 @@ def test_a_second_peer_is_told_of_its_option_as_soon_as_the_run_is_known(tmp_pat
     assert found.folder == tmp_path / "dalle-lean/runs" / SwarmSettings().run_id
     with run_folder(found.folder), pytest.raises(ValueError, match="with --folder"):
         choose_folder(found, JoinOptions())
+
+
+@pytest.mark.parametrize("code", ["WRONGCODE", "x", "A" * 200])
+def test_what_cannot_be_a_code_is_refused_before_anything_is_checked(code):
+    with pytest.raises(UserError, match=r"not a code; .* leave it out for a run that anyone may join"):
+        JoinOptions(code=code)
+
+
+@pytest.mark.parametrize(("admission", "fix"), [("invite", "ask its host for one"), ("open", "it needs none")])
+def test_a_code_of_another_run_is_refused_as_soon_as_the_run_is_known(tmp_path, admission, fix):
+    ours, theirs = (SigningKey.load_or_create(tmp_path / name) for name in ("ours", "theirs"))
+    swarm = SwarmSection(run_key=ours.public, admission=admission)
+    invite = Invite(id="00000000", uses=1, ends=2**31)
+    code, another = (JoinOptions(code=invite.code(key)).code for key in (ours, theirs))
+    for accepted in (None, code):
+        check_code(swarm, accepted)
+    with pytest.raises(UserError, match=f"not a code of this run; {fix}"):
+        check_code(swarm, another)
 
 
 def test_a_helper_answers_or_the_reason_why_none_does_is_said():
