@@ -13,6 +13,7 @@ import torch
 
 from dalle_lean.cli import INTERRUPTED
 from dalle_lean.ending import EXIT_CODE
+from dalle_lean.io.files import write_bytes
 from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.run.folder import run_folder
@@ -27,7 +28,7 @@ from training.swarm.peer.gradient_worker import build_model
 from training.swarm.peer.rank_worker import Work, open_peer
 from training.swarm.peer.trainer import Peer
 from training.swarm.preflight.batch_size import BatchPlan, measure_batch
-from training.swarm.preflight.survey import JoinOptions, Survey, listen_on, ranks_here
+from training.swarm.preflight.survey import NAME, JoinOptions, Survey, listen_on, ranks_here
 
 LOG = "log"
 ON_STOP_TIMEOUT_S = 1.0
@@ -76,6 +77,8 @@ def take_part(
     with run_folder(found.folder, "--folder"), ExitStack() as stack:
         network.log_to(found.folder / LOG)
         found.run.write(found.folder)
+        if options.user is not None:
+            write_bytes(found.folder / NAME, options.user.encode())
         dht = network.open_dht(
             found.addresses,
             client_mode=not found.port,

@@ -15,6 +15,7 @@ import torch
 
 from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
+from dalle_lean.io.files import read_text
 from dalle_lean.io.remote_io import Patience
 from training.data.catalog import ShardSet
 from training.run.folder import busy, is_locked, run_folder
@@ -38,7 +39,10 @@ from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import check_user_name
 from training.swarm.preflight import checks
 from training.swarm.preflight.batch_size import BatchPlan, free_memory, plan_batch, state_bytes
-from training.swarm.preflight.checks import OK, PROBLEM, Check
+from training.swarm.preflight.checks import OK, PROBLEM, WARNING, Check
+
+NAME = "name"
+"""File in the folder: the display name under which this machine last took part."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,8 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
         settings = found.run.settings
         choose_folder(found, options)
         check_code(settings.swarm, options.code)
+        if renamed := check_name(found.folder, options.user):
+            report(renamed)
         check_resources(found, settings, options, report)
         report(check_helpers(dht, reason))
         offset_s = first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())
@@ -263,6 +269,15 @@ def check_code(swarm: SwarmSection, code: str | None) -> None:
             "ask its host for one, and copy all of it" if swarm.admission != OPEN else "it needs none: leave out --code"
         )
         raise UserError(f"--code {code[:40]}...: not a code of this run; {fix}") from None
+
+
+def check_name(folder: Path | None, user: str | None) -> Check | None:
+    """A warning if the identity in the folder last took part under another name, else None."""
+    before = read_text(folder / NAME) if folder is not None and (folder / NAME).exists() else user
+    if user is None or before == user:
+        return None
+    found = f"the identity in {folder} went by the name {before}; all that it gave counts for {user} from now on"
+    return Check("name", WARNING, found, f"if {user} is somebody else, press Ctrl+C and name another --folder")
 
 
 def check_helpers(dht: hivemind.DHT | None, reason: str) -> Check:

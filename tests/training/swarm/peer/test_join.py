@@ -101,7 +101,7 @@ def present_peers(swarm):
     ("ending", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_path, ending, code):
-    with Joined(tmp_path, swarm.address) as joined:
+    with Joined(tmp_path, swarm.address, "--name", "alice") as joined:
         joined.wait_beyond(())
         wait_for(lambda: peer_id_in(joined.folder / "identity") in present_peers(swarm), 30, "its record")
         if ending == signal.SIGINT:
@@ -127,8 +127,10 @@ def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_
     ):
         assert words in screen
     assert "problem" not in screen
-    with Joined(tmp_path, swarm.address) as again:
+    assert "went by" not in screen
+    with Joined(tmp_path, swarm.address, "--name", "bob") as again:
         again.wait_beyond(stopped_at)
+        assert "went by the name alice" in " ".join(again.screen.read_text().split())
         assert (again.folder / "identity").read_bytes() == identity
 
 

@@ -9,13 +9,15 @@ from training.run.folder import run_folder
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import Invite
 from training.swarm.config import SwarmSection, SwarmSettings
-from training.swarm.preflight.checks import OK, PROBLEM
+from training.swarm.preflight.checks import OK, PROBLEM, WARNING
 from training.swarm.preflight.survey import (
+    NAME,
     JoinOptions,
     RunFiles,
     Survey,
     check_code,
     check_helpers,
+    check_name,
     choose_folder,
     default_folder,
     survey,
@@ -48,6 +50,16 @@ def test_a_second_peer_is_told_of_its_option_as_soon_as_the_run_is_known(tmp_pat
     assert found.folder == tmp_path / "dalle-lean/runs" / SwarmSettings().run_id
     with run_folder(found.folder), pytest.raises(ValueError, match="with --folder"):
         choose_folder(found, JoinOptions())
+
+
+def test_who_takes_over_an_identity_is_told_whose_it_was_and_how_to_get_another(tmp_path):
+    assert check_name(None, "bob") is check_name(tmp_path, "bob") is None
+    (tmp_path / NAME).write_text("alice")
+    assert check_name(tmp_path, "alice") is check_name(tmp_path, None) is None
+    taken = check_name(tmp_path, "bob")
+    assert taken.level == WARNING
+    assert f"the identity in {tmp_path} went by the name alice" in taken.found
+    assert "name another --folder" in taken.fix
 
 
 @pytest.mark.parametrize("code", ["WRONGCODE", "x", "A" * 200])
