@@ -95,6 +95,9 @@ def monitor(
     from training.swarm.observe.monitor import Monitor, Outputs
     from training.swarm.observe.overview import run_state
 
+    if (end := end_of(run_dir or Path(source[0]))) is not None:
+        echo(end)
+        return
     prepare_process()
     if page:
         from training.swarm.observe.page.server import listen_at
@@ -155,6 +158,25 @@ def monitor(
                 terminal.print(table_of(board, records))
                 return
             time.sleep(max(0.0, interval_s - (time.monotonic() - started_s)))
+
+
+def end_of(folder: Path) -> str | None:
+    """How the run that this machine hosted in a folder ended; None for one that goes on, or is hosted elsewhere.
+
+    `folder` may also be its swarm.toml.
+    """
+    from training.run.folder import is_locked
+    from training.swarm.config import SWARM_TOML, read_settings
+    from training.swarm.host.checkpoints import newest_checkpoint
+
+    folder = folder.parent if folder.name == SWARM_TOML else folder
+    newest = newest_checkpoint(folder)
+    if newest is None or is_locked(folder):
+        return None
+    total = read_settings(folder).total_steps
+    if newest.step < total:
+        return None
+    return f"{SILENCE['finished'].format(total=total)}; the model is in {newest.folder / 'model'}"
 
 
 def headline(overview: Overview, refused_before: int = 0) -> str:

@@ -93,7 +93,10 @@ def open_dht(
             if addresses:
                 where = ", ".join(addresses)
                 if "failed to connect to bootstrap peers" in reason:
-                    reason = "no answer; is the host up, the address complete and its port open?"
+                    reason = (
+                        "no answer; is the host up, the address complete and its port open? "
+                        "A run that is finished has no host any more"
+                    )
                 elif gate is not None and NO_PING in reason:
                     reason = f"no peer there admits this machine: {gate.own_refusal or 'ask its host why'}"
                 raise UserError(f"cannot join the swarm through {where}: {reason}") from None

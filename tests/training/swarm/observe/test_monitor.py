@@ -16,18 +16,20 @@ pytest.importorskip("hivemind")
 
 import psutil
 
+from dalle_lean.io.files import write_json
 from dalle_lean.tokenizer import Tokenizer
 from tests.children import PROGRAM
 from tests.training.swarm.harness import wait_for
 from tests.training.swarm.host.small_run import run_program
 from tests.training.swarm.nursery import is_alive
 from tests.training.swarm.observe.test_overview import SETTINGS, overview, record
-from training.commands.monitor import duration, table_of
+from training.commands.monitor import duration, end_of, table_of
 from training.run.folder import LOCK, run_folder
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.swarm.averaging.attestation import Attestation, Credit
 from training.swarm.config import write_settings
+from training.swarm.host.checkpoints import HASHED_FILES
 from training.swarm.network.addresses import peer_id_in, peer_of
 from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
 from training.swarm.network.dht import open_dht
@@ -309,6 +311,33 @@ def test_a_run_that_nobody_answers_for_is_one_line(tmp_path, capsys):
     waits, mistake = capsys.readouterr().err.splitlines()
     assert waits == f"connecting to {NOBODY}, up to 15 s ..."
     assert "cannot join the swarm" in mistake
+    assert "A run that is finished has no host any more" in mistake
+
+
+@pytest.mark.parametrize("named", [["run"], ["run/swarm.toml"], [NOBODY, "--run-dir", "run"]])
+def test_the_folder_of_a_finished_run_tells_how_it_ended(tmp_path, monkeypatch, capsys, named):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    write_settings(Path("run/swarm.toml"), SETTINGS)
+    checkpoint = Path(f"run/checkpoints/step-{SETTINGS.total_steps:06d}")
+    write_json(
+        checkpoint / "checkpoint.json",
+        {
+            "step": SETTINGS.total_steps,
+            "run": SETTINGS.run_id,
+            "heldout_loss": 1.5,
+            "saved_at": 0.0,
+            "sha256": dict.fromkeys(HASHED_FILES, ""),
+        },
+    )
+    assert run_program("monitor", *named, "--once") == 0
+    said = capsys.readouterr()
+    assert said.out == f"finished: all 100 steps are done; the model is in {checkpoint}/model\n"
+    Path("run", LOCK).touch()
+    with run_folder(Path("run")):
+        assert end_of(Path("run")) is None
+    write_settings(Path("run/swarm.toml"), replace(SETTINGS, recipe=SETTINGS.recipe.override(steps=200)))
+    assert end_of(Path("run")) is None
 
 
 README = str(Path(__file__).parents[4] / "README.md")
