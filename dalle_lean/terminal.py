@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import logging
+import math
 import os
 import threading
 import time
@@ -125,6 +126,7 @@ def waiting_told() -> Iterator[OnNotice]:
 
 # The period over which Rich averages the rate; a large model's step takes minutes.
 RATE_PERIOD_S = 300.0
+LEAST_PERIOD_S = 0.1  # over which a rate is measured: what is reported in one burst has none
 SLOW_RATE = 0.5  # items per second below which seconds per item are shown instead
 
 
@@ -137,6 +139,8 @@ class RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         rate = task.finished_speed or task.speed
+        if task.fields["reported_s"] < LEAST_PERIOD_S:
+            rate = None
         if rate and rate < SLOW_RATE:
             return Text(f"{1 / rate:.0f} s each")
         return Text(f"{rate:.1f} {self.unit}/s" if rate else f"- {self.unit}/s")
@@ -157,9 +161,9 @@ def progress_bar(description: str, unit: str) -> Iterator[OnProgress]:
         TextColumn("{task.fields[note]}", markup=False),
     )
     text_columns = [column for column in columns if not isinstance(column, BarColumn)]
-    printed_s, pending = time.monotonic(), False
+    printed_s, pending, first_s = time.monotonic(), False, math.inf
     with Progress(*columns, console=err, disable=not watched, speed_estimate_period=RATE_PERIOD_S) as progress:
-        number = progress.add_task(description, total=None, note="")
+        number = progress.add_task(description, total=None, note="", reported_s=0.0)
         task = progress.tasks[number]
         progress.live.transient = True  # an error before the first step leaves no empty bar above its line
 
@@ -169,9 +173,11 @@ def progress_bar(description: str, unit: str) -> Iterator[OnProgress]:
             err.print(" ".join(str(column(task)) for column in text_columns).strip(), markup=False)
 
         def on_progress(done: int, total: int, note: str = "") -> None:
-            nonlocal pending
+            nonlocal pending, first_s
+            first_s = min(first_s, time.monotonic())
             progress.live.transient = False
-            progress.update(number, completed=done, total=total, note=note)
+            reported_s = time.monotonic() - first_s
+            progress.update(number, completed=done, total=total, note=note, reported_s=reported_s)
             pending = not watched
             if pending and time.monotonic() - printed_s >= LINE_INTERVAL_S:
                 print_line()

@@ -63,6 +63,13 @@ def test_short_work_is_one_whole_line_in_a_file():
     assert re.fullmatch(line, written)
 
 
+def test_what_is_reported_in_one_burst_has_no_rate(capsys):
+    with terminal.progress_bar("preprocess", "pictures") as on_progress:
+        for done in (1, 30, 41):
+            on_progress(done, 41, "1 of 1 shard")
+    assert capsys.readouterr().err == "preprocess 41/41 - pictures/s 0:00:00 1 of 1 shard\n"
+
+
 def test_long_work_adds_a_line_at_each_interval():
     lines = in_a_file(interval_s=0.1).splitlines()
     assert 3 <= len(lines) <= 6

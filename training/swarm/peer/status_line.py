@@ -71,9 +71,10 @@ class Download:
     def line(self, width: int) -> str:
         share = min(1.0, self.received / max(1, self.total))
         rate = self.received / self.seconds if self.seconds else 0.0
-        left = clock((self.total - self.received) / rate) if rate else "?"
-        amount = f"{human_bytes(self.received)} of {human_bytes(self.total)}"
-        tail = f"{amount}, {human_bytes(rate)}/s, {left} left, from {self.donor[-8:]}"
+        tail = f"{human_bytes(self.received)} of {human_bytes(self.total)}"
+        tail += f", {human_bytes(rate)}/s" if rate else ""
+        tail += f", {clock((self.total - self.received) / rate)} left" if rate and share < 1 else ""
+        tail += f", from {self.donor[-8:]}"
         return f"state {bar(share, width - len(tail) - 7)} {tail}"[:width]
 
 

@@ -82,7 +82,15 @@ def test_a_download_tells_how_far_and_how_fast():
     for part in ("25 MB of 100 MB", "2.5 MB/s", "0:30 left", "KC9wx8"):
         assert part in line
     assert len(line) <= 80
-    assert Download(received=0, total=100, seconds=0.0, donor="Qm").line(40)
+
+
+@pytest.mark.parametrize(
+    ("received", "seconds", "tail"),
+    [(0, 0.0, "0 B of 1 kB"), (1000, 0.0, "1 kB of 1 kB"), (1000, 2.0, "1 kB of 1 kB, 500 B/s")],
+)
+def test_a_download_that_has_just_begun_or_is_complete_tells_no_time_left(received, seconds, tail):
+    line = Download(received=received, total=1000, seconds=seconds, donor="QmNo6Trs").line(80)
+    assert line.endswith(f" {tail}, from QmNo6Trs")
 
 
 @pytest.mark.parametrize(
