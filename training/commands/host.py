@@ -1,5 +1,6 @@
 """The commands `dalle-lean host` and `dalle-lean rollback`."""
 
+import dataclasses
 import ipaddress
 import math
 import shlex
@@ -128,7 +129,12 @@ def host(
         typer.Option(help="Seed of the initial weights and the order of the data. [default: the recipe's]", min=0),
     ] = None,
     device: Device = "cpu",
-    page: Annotated[bool, typer.Option(help="Also serve the run's page; needs the extra demo.")] = False,
+    page: Annotated[
+        bool | None,
+        typer.Option(
+            "--page/--no-page", help="Also serve the run's page; needs the extra demo. [default: as the run did before]"
+        ),
+    ] = None,
     page_address: PageAddress = DEFAULT_PAGE_ADDRESS,
     export: Export = None,
     prompt_page: PromptPage = None,
@@ -138,7 +144,7 @@ def host(
     With --helper-of, only another helper of a run hosted elsewhere. Prints the command for volunteers. Does not train:
     `dalle-lean join` does, on this machine too. Ctrl+C stops the host; the same command, or RUN_DIR alone, continues.
     """
-    check_page_options(page, page_address, export, prompt_page)
+    check_page_options(bool(page), page_address, export, prompt_page)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
     from dalle_lean.devices import pick_device
@@ -181,14 +187,13 @@ def host(
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
     picked_device = str(pick_device(device))
-    page_options = ["--page", "--page-address", page_address] if page else []
-    page_options += [] if export is None else ["--export", str(export.resolve())]
-    page_options += [] if prompt_page is None else ["--prompt-page", prompt_page]
+    page_options = page_options_of(page, page_address, export, prompt_page, before=previous_config(run_dir).page)
+    served_at = page_options[2] if "--page" in page_options else None
     with run_folder(run_dir):
-        if page:  # fail here, not in the page's log
+        if served_at:  # fail here, not in the page's log
             from training.swarm.observe.page.server import listen_at
 
-            listen_at(page_address).close()
+            listen_at(served_at).close()
         if page_options:
             from training.swarm.observe.page.site import BOKEH, bokeh_file
 
@@ -219,7 +224,8 @@ def host(
                 on_notice=warn,
                 **machine,
             )
-        host_config = HostConfig.load(run_dir)
+        host_config = dataclasses.replace(HostConfig.load(run_dir), page=page_options)
+        host_config.save(run_dir)
         addresses = [host_config.address(run_dir, helper) for helper in host_config.helpers]
 
         def greet() -> None:
@@ -232,8 +238,8 @@ def host(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
                     f"{ports} to this machine and set --announce to its public address"
                 )
-            if page:
-                echo(f"the run's page is at http://{page_address}")
+            if served_at:
+                echo(f"the run's page is at http://{served_at}")
             if not is_url(settings.swarm.data):
                 warn(f"every volunteer needs a copy of {settings.swarm.data}, named with --data")
 
@@ -261,6 +267,16 @@ def who_joins(announced: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
     if announced.is_loopback:
         return "other machines need another --announce; on this machine, join with"
     return "any machine joins with"
+
+
+def page_options_of(
+    page: bool | None, page_address: str, export: Path | None, prompt_page: str | None, *, before: Sequence[str]
+) -> list[str]:
+    """The options of `monitor` for the run's page, `--page` first with its address; `before` if none is given."""
+    given = ["--page", "--page-address", page_address] if page else []
+    given += [] if export is None else ["--export", str(export.resolve())]
+    given += [] if prompt_page is None else ["--prompt-page", prompt_page]
+    return list(before) if page is None and not given else given
 
 
 def how_to_join(swarm: SwarmSection, addresses: Sequence[str], run_dir: Path | None) -> str:

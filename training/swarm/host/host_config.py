@@ -26,6 +26,7 @@ class HostConfig:
         vqgan_fingerprint: of the VQGAN that made the codes.
         publish: where checkpoints are published; empty or None for nowhere.
         peer_list: file of the peer ids that the run admits, if it admits by a list.
+        page: options of `dalle-lean monitor` for the run's page; empty for no page.
         helper_of: addresses of the run for which this machine runs a helper; empty if it hosts the run.
     """
 
@@ -36,6 +37,7 @@ class HostConfig:
     vqgan_fingerprint: str | None = None
     publish: str | None = None
     peer_list: str | None = None
+    page: Sequence[str] = ()
     helper_of: Sequence[str] = ()
 
     @classmethod

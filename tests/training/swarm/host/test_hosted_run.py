@@ -191,6 +191,21 @@ def test_a_port_that_is_taken_is_said_before_any_peer_is_started(shards, tmp_pat
     assert (f":{page_port}'" if taken == "page" else f"port {ports[taken]} of {taken} is taken") in said.err
 
 
+def test_a_host_that_is_started_again_serves_its_page_until_it_is_told_not_to(shards, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    make(run_dir, shards)
+    [page_port] = free_ports(1)
+    page = ["--page", "--page-address", f"127.0.0.1:{page_port}"]
+    before = dataclasses.replace(HostConfig.load(run_dir), page=page)
+    before.save(run_dir)
+    for option, taken in (((), page_port), (("--no-page",), before.ports["helper-0"])):
+        with socket.create_server(("127.0.0.1", taken)):
+            assert run_program("host", str(run_dir), *option) == 2
+        said = capsys.readouterr().err
+        assert (f":{page_port}'" if taken == page_port else f"port {taken} of helper-0 is taken") in said
+        assert HostConfig.load(run_dir).page == ([] if option else page)
+
+
 def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
     with pytest.raises(ValueError, match=r"no helper at .* serves the run's files"):
         make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], print, **ON_LOOPBACK)

@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from tests.training.conftest import write_shards
 from tests.training.swarm.host.small_run import ON_LOOPBACK, make, run_program
-from training.commands.host import who_joins
+from training.commands.host import page_options_of, who_joins
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
 from training.swarm.host import run_setup
@@ -207,6 +208,17 @@ def test_a_model_of_other_codes_is_no_beginning(shards, given_model, tmp_path):
     with pytest.raises(ValueError, match="was trained on codes of the VQGAN bbbb"):
         make(tmp_path / "run", shards, init=other)
     assert not (tmp_path / "run/swarm.toml").exists()
+
+
+def test_a_run_has_the_page_that_it_had_until_it_is_told_otherwise(tmp_path):
+    page, export, local = ["--page", "--page-address", "0.0.0.0:80"], ["--export", str(tmp_path)], "127.0.0.1:7870"
+    options = partial(page_options_of, prompt_page=None, before=page)
+    assert options(None, local, None, before=()) == []
+    assert options(True, "0.0.0.0:80", None, before=()) == page
+    assert options(None, local, None) == page
+    assert options(False, local, None) == []
+    assert options(None, local, tmp_path) == export
+    assert options(True, "0.0.0.0:80", tmp_path) == page + export
 
 
 def test_a_run_publishes_where_it_did_until_it_is_told_not_to(shards, tmp_path):
