@@ -249,7 +249,10 @@ class LiveLine:
 
     def on_stop(self) -> None:
         self.close()
-        error("stopped at once; the run continues without this machine, and the same command rejoins it")
+        if self.peer is not None and self.peer.is_over:
+            error("stopped at once; the run has finished")
+        else:
+            error("stopped at once; the run continues without this machine, and the same command rejoins it")
 
     def close(self) -> None:
         """Stop updating; the last line stays."""

@@ -94,5 +94,6 @@ def run_donor(
                 break
         if checkpointer is not None:
             checkpointer.close(averager.state_epoch * scale, optimizer, model, wait)
+            optimizer.tracker.saved_last_step = checkpointer.is_finished
     finally:
         optimizer.shutdown()

@@ -35,6 +35,8 @@ PORT_TIMEOUT_S = 15.0
 """How long the processes of an ended peer may still hold its port."""
 LEAVE_TIMEOUT_S = 300.0
 """For all of the host's peers together: enough for a round, and to write a state to a slow disk."""
+FAREWELL_S = 10.0
+"""For trainers to notice that the run is over: clients can read it on the host's helpers only."""
 PAGE_TIMEOUT_S = 15.0
 """For the run's page to be written a last time, and its newest checkpoint packed."""
 SILENT_WAIT_S = 3.0
@@ -227,6 +229,8 @@ class Supervisor:
         began_s = time.monotonic()
         duties = {"save its state": self.host_config.donors, "leave the run": self.host_config.helpers}
         for duty, names in duties.items():
+            if duty == "leave the run" and self.finished:
+                self.wait_for_trainers()
             running = {name: process for name in names if (process := self.processes[name].process) is not None}
             for name, process in running.items():
                 # One that still starts has nothing to save.
@@ -255,6 +259,18 @@ class Supervisor:
                 self.page.process.wait(PAGE_TIMEOUT_S)
             self.page.process.kill()
             self.page.process.wait()
+
+    def wait_for_trainers(self) -> None:
+        """After the last step, wait until no helper sees a trainer any more, FAREWELL_S at most."""
+        began_s, reported = time.monotonic(), False
+        while (waited_s := time.monotonic() - began_s) < FAREWELL_S:
+            running = [name for name in self.host_config.helpers if self.processes[name].process is not None]
+            if not any(read_status(self.run_dir, name).get("trainers") for name in running):
+                return
+            if waited_s > SILENT_WAIT_S and not reported:
+                reported = True
+                self.on_wait(f"the run is over; waiting for the trainers to notice, {FAREWELL_S:.0f} s at most")
+            time.sleep(STOP_POLL_S)
 
 
 def wait_for_ports(run_dir: Path, host_config: HostConfig, on_notice: OnNotice) -> None:

@@ -1,29 +1,65 @@
-"""Notices when a run continues under another run id: with other settings, or after a rollback."""
+"""Notices when a run is over, or continues under another run id: with other settings, or after a rollback."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hivemind
 
+from dalle_lean.errors import is_whole
 from training.swarm.config import SwarmSettings
+from training.swarm.host_peers import host_peers
 from training.swarm.network.bootstrap_service import Unanswered, fetch_settings
+from training.swarm.network.owner_keys import records_by_owner
 
 WATCH_INTERVAL_S = 20.0
+END_INTERVAL_S = 3.0
+LOOKUP_TIMEOUT_S = 20.0
 
 
 class RunWatch:
-    """Asks the helpers at `addresses` every WATCH_INTERVAL_S whether the run still has these settings."""
+    """Asks the helpers at `addresses` every WATCH_INTERVAL_S whether the run still has these settings, and the DHT
+    every END_INTERVAL_S whether it is over.
 
-    def __init__(self, dht: hivemind.DHT, settings: SwarmSettings, addresses: Sequence[str]):
-        self.dht, self.settings, self.addresses = dht, settings, addresses
+    Args:
+        on_over: called every END_INTERVAL_S once the run is over, on a thread.
+    """
+
+    def __init__(
+        self,
+        dht: hivemind.DHT,
+        settings: SwarmSettings,
+        addresses: Sequence[str],
+        on_over: Callable[[], None] = lambda: None,
+    ):
+        self.dht, self.settings, self.addresses, self.on_over = dht, settings, addresses, on_over
         self.moved: str | None = None  # why this peer must leave or rejoin, in one sentence; None while it need not
+        self.over = False
+        """Whether a donor has the last step. The optimizer's tracker cannot tell during a round: it pauses then."""
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="run watch", daemon=True)
         self.thread.start()
+        threading.Thread(target=self.watch_end, name="run end watch", daemon=True).start()
 
     def watch(self) -> None:
         while self.moved is None and not self.closed.wait(WATCH_INTERVAL_S):
             self.moved = self.news()
+
+    def watch_end(self) -> None:
+        while not self.closed.wait(END_INTERVAL_S):
+            self.over = self.over or self.donors_step() >= self.settings.last_epoch
+            if self.over:
+                self.on_over()
+
+    def donors_step(self) -> int:
+        """The step that the donors report in the DHT, which only they can sign; -1 if none is found there."""
+        found = self.dht.get(f"{self.settings.run_id}_progress", latest=True, return_future=True)
+        try:
+            records = records_by_owner(found.result(timeout=LOOKUP_TIMEOUT_S))
+        except TimeoutError:
+            return -1  # asked again
+        donors = host_peers(self.settings.swarm).donors
+        reports = [entry.value for peer, entry in records.items() if peer in donors and isinstance(entry.value, dict)]
+        return max((report["epoch"] for report in reports if is_whole(report.get("epoch"))), default=-1)
 
     def news(self) -> str | None:
         """Ask once; returns the new value of `moved`."""

@@ -1,6 +1,7 @@
 """The swarm's progress, as each peer derives it from the others' records."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Collection
 from statistics import median_low
@@ -19,6 +20,9 @@ DOUBT_S = 600.0
 """How long lone claims are ignored after one that no state confirmed."""
 MIN_TRAINER_SAMPLES_PER_S = 1e-3
 """Donors, which do not train, report less."""
+END_KNOWN_S = 540.0
+"""How long the record of a donor that left after the last step is kept: nodes keep none for more than 600 s."""
+STORE_TIMEOUT_S = 20.0
 
 Records = dict[Any, LocalTrainingProgress]
 """Progress records by their owners' keys."""
@@ -133,6 +137,8 @@ class DonorTracker(SwarmTracker):
 
     trainers_epoch = -1
     """The step that more than half of the trainers report to have reached, believed or not; -1 without trainers."""
+    saved_last_step = False
+    """Whether the state of the last step is saved."""
 
     def believed_records(self, records: Records, donors: list[int]) -> Records:
         """If most trainers are further ahead, shows them one step ahead, so that this donor looks for their group."""
@@ -153,6 +159,29 @@ class DonorTracker(SwarmTracker):
         """Whether more than half of the trainers report that they have taken the last step."""
         self.records()
         return self.trainers_epoch >= self.last_epoch
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop. hivemind erases the peer's record; if the run is over, this donor's stays for END_KNOWN_S, as trainers
+        that were busy, and newcomers, read there that the last step is done."""
+        if not self.saved_last_step:
+            super().shutdown(timeout)
+            return
+        for event in (self.shutdown_triggered, self.should_report_progress, self.global_state_updated):
+            event.set()
+        self.shutdown_complete.wait(timeout)
+        # Nothing may follow: a node drops a record once one that it has refused for expiring earlier would have.
+        now = get_dht_time()
+        stored = self.dht.store(
+            self.training_progress_key,
+            subkey=self._local_public_key,
+            value=self.local_progress.copy(update={"time": now}).dict(),
+            expiration_time=now + END_KNOWN_S,
+            return_future=True,
+        )
+        try:
+            stored.result(timeout=STORE_TIMEOUT_S)
+        except TimeoutError:
+            logging.getLogger("hivemind").warning("no node took the record that the last step is done")
 
     async def _progress_reporter(self) -> None:
         reported, expires = None, 0.0

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 import hivemind
+from hivemind.averaging.control import AveragingStage
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
@@ -336,6 +337,13 @@ class SwarmOptimizer(hivemind.Optimizer):
         except StateRefused:
             return False
         return True
+
+    def stop_matchmaking(self) -> None:
+        """Stop looking for groups, which nobody else does after the last step; a running all-reduce continues."""
+        control = self.scheduled_grads
+        if control is not None and not control.done() and control.stage != AveragingStage.RUNNING_ALLREDUCE:
+            control.cancel()
+        self.state_averager.stop_matchmaking()
 
     def shutdown(self) -> None:
         """Leave the swarm, after a running all-reduce at most."""

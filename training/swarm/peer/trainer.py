@@ -74,12 +74,19 @@ class Peer(GradientWorker):
         if len(rows):
             heldout = collate(rows, tokenizer, self.model.config.text_len)
             averager.validate = partial(validate_state, self.gradients, heldout, averager.main_parameters)
-        self.watch = RunWatch(dht, settings, addresses)  # last: its thread must not be forked
+        # Last: its threads must not be forked.
+        self.watch = RunWatch(dht, settings, addresses, self.optimizer.stop_matchmaking)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a donor has the last step."""
+        known = self.optimizer.tracker.donor_epoch
+        return self.watch.over or (known is not None and known >= self.settings.last_epoch)
 
     @property
     def finished(self) -> bool:
-        """Whether the schedule has ended, or the run has moved."""
-        return self.watch.moved is not None or self.optimizer.local_epoch >= self.settings.last_epoch
+        """Whether the schedule has ended, for this peer or for a donor, or the run has moved."""
+        return self.watch.moved is not None or self.is_over or self.optimizer.local_epoch >= self.settings.last_epoch
 
     def run(
         self, end_at_once: Callable[[], NoReturn] = raise_interrupt, on_terminate: Callable[[], None] = lambda: None
@@ -95,13 +102,11 @@ class Peer(GradientWorker):
         try:
             with interrupt_deferred(self.on_notice, end_at_once, on_terminate) as self.interrupted:
                 self.wait_for_peers()
-                self.wait_for_first_weights()
-                if self.optimizer.tracker.global_epoch > self.optimizer.local_epoch:
-                    self.optimizer.load_state_from_peers()
-                # Not `local_epoch`, which also counts steps whose weights nobody served.
-                if self.optimizer.state_averager.state_epoch < self.settings.first_epoch and not self.finished:
-                    raise OutOfSync("no peer serves the weights that the run began with; try again later")
-                self.train()
+                self.wait_for_host()
+                if not self.is_over:
+                    self.catch_up_and_train()
+                if self.is_over and not self.metrics.samples:
+                    self.on_notice(f"the run is over: its last step, {self.settings.total_steps}, is done")
                 self.interrupted.end()
                 self.wait_for_donors()
         finally:
@@ -109,9 +114,24 @@ class Peer(GradientWorker):
             self.watch.close()
             self.optimizer.shutdown()
 
+    def catch_up_and_train(self) -> None:
+        """Raises OutOfSync, unless the run is over, whose peers no longer serve a state."""
+        try:
+            if self.optimizer.tracker.global_epoch > self.optimizer.local_epoch:
+                self.optimizer.load_state_from_peers()
+            # Not `local_epoch`, which also counts steps whose weights nobody served.
+            if self.optimizer.state_averager.state_epoch < self.settings.first_epoch and not self.finished:
+                raise OutOfSync("no peer serves the weights that the run began with; try again later")
+            self.train()
+        except OutOfSync:
+            if not self.is_over:
+                raise
+
     def report_download(self, received: int, total: int, donor: str) -> None:
-        """Report a download's progress; raises KeyboardInterrupt or Terminated if this process should end."""
+        """Report a download's progress; raises KeyboardInterrupt, Terminated or OutOfSync if this peer should end."""
         self.interrupted.end()
+        if self.is_over:
+            raise OutOfSync("the run is over")
         self.on_download(received, total, donor)
 
     def wait_for_peers(self) -> None:
@@ -129,16 +149,22 @@ class Peer(GradientWorker):
                 before = present
             self.pause()
 
-    def wait_for_first_weights(self) -> None:
-        """If the run begins with given weights, wait for a donor of the host, or for trainers that have them."""
+    def wait_for_host(self) -> None:
+        """Wait for a donor of the host, or for trainers beyond the first step.
+
+        Alone, this peer would begin anew a run that may be far ahead, or over; and if the run begins with given
+        weights, only they have them.
+        """
         tracker, first = self.optimizer.tracker, self.settings.first_epoch
+        needs_host = first > 0 or bool(self.settings.swarm.donors)
 
-        def are_missing() -> bool:
-            return first > 0 and not self.finished and (tracker.donor_epoch or tracker.global_epoch - 1) < first
+        def is_alone() -> bool:
+            known = tracker.global_epoch - 1 if tracker.donor_epoch is None else tracker.donor_epoch
+            return needs_host and not self.finished and known < first
 
-        if are_missing():
-            self.on_notice("waiting for the host, which has the weights that the run begins with")
-        while are_missing():
+        if is_alone():
+            self.on_notice("waiting for the host, which has the weights and knows how far the run is")
+        while is_alone():
             self.pause()
 
     def wait_for_donors(self) -> None:
@@ -153,7 +179,8 @@ class Peer(GradientWorker):
 
         def are_behind() -> bool:
             known = tracker.donor_epoch
-            return self.watch.moved is None and known is not None and known < self.optimizer.local_epoch
+            waits = self.watch.moved is None and not self.watch.over
+            return waits and known is not None and known < self.optimizer.local_epoch
 
         if are_behind() and not self.dht.client_mode:  # a client serves no state
             self.on_notice(f"the last step is done; staying until the host has it, {longest_s:.0f} s at most")
@@ -220,7 +247,7 @@ class Peer(GradientWorker):
     def status(self) -> PeerStatus:
         """The current status; may be called on any thread."""
         tracker, settings, own = self.optimizer.tracker, self.settings, self.metrics
-        step, pace = self.optimizer.local_epoch, self.pace.steps_per_s
+        step, pace = settings.last_epoch if self.is_over else self.optimizer.local_epoch, self.pace.steps_per_s
         rate = tracker.local_progress.samples_per_second
         if rate < MIN_TRAINER_SAMPLES_PER_S:  # until the second report
             rate = own.samples_per_s

@@ -171,6 +171,22 @@ def test_a_donor_that_saves_is_waited_for_and_that_is_said_without_a_warning(sup
     assert supervisor.notices == []
 
 
+@pytest.mark.parametrize("trainers", [1, 0])
+def test_helpers_stay_until_the_trainers_have_noticed_the_end_of_the_run_but_not_for_long(
+    supervisor, monkeypatch, trainers
+):
+    monkeypatch.setattr(host, "SILENT_WAIT_S", 0.2)
+    monkeypatch.setattr(host, "FAREWELL_S", 2.0)
+    StatusFile(supervisor.run_dir, "donor-0").update(finished=True)
+    StatusFile(supervisor.run_dir, "helper-0").update(trainers=trainers)
+    run_as(supervisor, "helper-0", "import time")
+    began_s = time.monotonic()
+    supervisor.stop()
+    assert (time.monotonic() - began_s >= 2) == bool(trainers)
+    line = "the run is over; waiting for the trainers to notice, 2 s at most"
+    assert supervisor.waits[:1] == trainers * [line]
+
+
 @pytest.mark.parametrize("before", [signal.SIGTERM, signal.SIGINT, None])
 def test_a_sigterm_does_not_cut_off_a_donor_that_saves(shards, tmp_path, monkeypatch, before):
     make(tmp_path / "run", shards)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from tests.children import PROGRAM, start
 from tests.training.conftest import write_shards
 from tests.training.swarm.harness import Swarm, wait_for
 from tests.training.swarm.nursery import is_alive, processes_of, send
+from training.commands.join import LiveLine
 from training.data.sampler import Position
 from training.swarm.network.addresses import free_ports, peer_id_in
 from training.swarm.network.bootstrap_service import offer_run
@@ -237,3 +239,11 @@ def test_two_processes_of_torchrun_join_again_where_the_run_was_taken_back(tmp_p
             joined.process.wait(TIMEOUT_S)
             assert "was rolled back to an earlier step" in joined.screen.read_text()
         node.shutdown()
+
+
+@pytest.mark.parametrize(("over", "said"), [(True, "the run has finished"), (False, "the run continues without")])
+def test_who_is_ended_at_once_is_told_whether_the_run_goes_on(capsys, over, said):
+    line = LiveLine()
+    line.peer = SimpleNamespace(is_over=over)
+    line.on_stop()
+    assert f"stopped at once; {said}" in capsys.readouterr().err

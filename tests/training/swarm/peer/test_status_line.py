@@ -11,7 +11,7 @@ from training.run.recipe import Recipe
 from training.swarm.config import SwarmSettings
 from training.swarm.observe.overview import StepPace
 from training.swarm.observe.peer_metrics import PeerMetrics
-from training.swarm.peer.status_line import EMPTY, FULL, Download, PeerStatus, clock
+from training.swarm.peer.status_line import EMPTY, FULL, Download, PeerStatus, clock, summary
 from training.swarm.peer.trainer import Peer
 
 BUSY = PeerStatus(
@@ -103,12 +103,14 @@ def test_times_are_short(seconds, shown):
 @pytest.fixture
 def volunteer():
     made = Peer.__new__(Peer)
+    made.watch = SimpleNamespace(over=False)
     made.settings = SwarmSettings(recipe=Recipe(model=DALLE_FIELDS))
     made.metrics, made.pace = PeerMetrics(samples=170, samples_per_s=8.0), StepPace()
     made.optimizer = SimpleNamespace(
         local_epoch=2,
         tracker=SimpleNamespace(
             trainers=2,
+            donor_epoch=None,
             global_progress=SimpleNamespace(eta_next_epoch=0.0),
             local_progress=SimpleNamespace(samples_per_second=0.0),
         ),
@@ -127,3 +129,10 @@ def test_the_time_left_is_of_the_run_at_the_pace_of_its_latest_steps(volunteer):
     for epoch, now_s in ((0, 100.0), (0, 105.0), (1, 110.0), (2, 120.0)):
         volunteer.pace.observe(epoch, now_s)
     assert volunteer.status().left_s == 10.0 * (volunteer.settings.last_epoch - 2)
+
+
+def test_a_volunteer_that_leaves_a_run_that_is_over_is_told_so(volunteer, tmp_path):
+    assert "left at step 2 of" in summary(volunteer.status(), tmp_path)
+    volunteer.watch.over = True
+    last = volunteer.settings.total_steps
+    assert summary(volunteer.status(), tmp_path) == f"the run finished at step {last}; this machine gave 170 samples"
