@@ -100,7 +100,7 @@ def test_captions_stand_below_their_pictures_in_rows_of_four():
     cell = (SIDE + MARGIN, SIDE + LINES * LINE_HEIGHT + MARGIN)
     assert sheet.getpixel((MARGIN + 3 * cell[0], MARGIN)) == (255, 0, 0)
     assert sheet.getpixel((MARGIN, MARGIN + cell[1])) == (0, 0, 255)
-    below = (0, MARGIN + cell[1] + SIDE, sheet.width, sheet.height)
+    below = (0, MARGIN + cell[1] + SIDE + 1, sheet.width, sheet.height)
     written = ImageOps.invert(sheet.crop(below).convert("L")).getbbox()
     assert written is not None
     assert written[2] <= MARGIN + SIDE
