@@ -131,9 +131,9 @@ class Vocabulary:
 
     def suggestions(self, prompt: str) -> dict[str, str]:
         """For the first MOST_NAMED unknown words of a prompt the learnt ones that they may mean if they are misspelt;
-        none if of several words all are unknown, as in another language."""
+        none if all of three words or more are unknown, as in another language."""
         unknown = self.unknown(prompt)
-        if 1 < len(unknown) == len(content_words(prompt)):
+        if 2 < len(unknown) == len(content_words(prompt)):
             return {}
         return {word: meant for word in unknown[:MOST_NAMED] if (meant := self.similar(word)) is not None}
 

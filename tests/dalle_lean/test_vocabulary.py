@@ -113,6 +113,12 @@ def test_a_misspelt_word_suggests_the_learnt_one(word, meant):
     assert Vocabulary.count([*often, *seldom]).similar(word) == meant
 
 
+def test_misspelt_words_get_suggestions_and_another_language_none():
+    learnt = Vocabulary.count(["a purple elephant with roses and an engine"] * LIKELY)
+    assert learnt.suggestions("a purpel elefant") == {"purpel": "purple", "elefant": "elephant"}
+    assert learnt.suggestions("drei rotes engin") == {}
+
+
 def test_of_a_prompt_only_function_words_say_nothing_of_what_is_seen():
     assert content_words("It's a picture of my cat's house without the cat") == [
         *("picture", "cat's", "house", "without", "cat")
