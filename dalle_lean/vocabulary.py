@@ -34,6 +34,7 @@ FLAG = "[\U0001f1e6-\U0001f1ff]{2}"
 PICTOGRAPH = "[\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001f3fa\U0001f400-\U0001faff]"
 WORD = re.compile(rf"\w[\w{MARKS}]*(?:'\w[\w{MARKS}]*)*|{FLAG}|{PICTOGRAPH}")
 EMOJI = "[\u2600-\u27bf\u2b1b\u2b1c\u2b50\U0001f300-\U0001f3fa\U0001f400-\U0001f6ff\U0001f90c-\U0001faff]"
+"""The pictographs that have a name to draw: no arrows, keys or regional letters."""
 STYLED_EMOJI = re.compile(f"({EMOJI})[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]*")
 PRINT = {"black", "heavy", "medium", "white"}
 """What the names of older emoji say of their print: ❤ is a "heavy black heart"."""

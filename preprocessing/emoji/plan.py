@@ -67,8 +67,7 @@ def plan_training(
 def painted(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> Iterator[Picture]:
     """A drawing in colours that it may have in training, on grounds that it may have with them."""
     for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
-        grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
-        yield scene(drawing, "white" if i % 2 and paint != "white" else random.choice(grounds), random, paint)
+        yield scene(drawing, ground_behind(drawing.thing, paint, held_out, i, random), random, paint)
 
 
 def painted_pairs(
@@ -98,9 +97,14 @@ def painted_counts(drawing: Drawing, held_out: HeldOut, count: int, random: Rand
     if plural(drawing.thing.name) is None:
         return
     for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
-        grounds = [ground for ground in known_grounds(drawing.thing, held_out) if ground != paint]
-        ground = "white" if i % 2 and paint != "white" else random.choice(grounds)
-        yield several(drawing, 2 + i % 3, ground, random, paint)
+        yield several(drawing, 2 + i % 3, ground_behind(drawing.thing, paint, held_out, i, random), random, paint)
+
+
+def ground_behind(thing: Thing, paint: str, held_out: HeldOut, i: int, random: Random) -> str:
+    """The ground of painted picture `i` of a thing: every second one is white, but never of its own colour."""
+    if i % 2 and paint != "white":
+        return "white"
+    return random.choice([ground for ground in known_grounds(thing, held_out) if ground != paint])
 
 
 def plan_held_out(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int = 400) -> list[Picture]:
