@@ -28,7 +28,7 @@ OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "be
 SIZE_WORDS = {"small": ("small", "small", "little", "tiny"), "big": ("big", "big", "large", "huge", "giant")}
 NUMBERS = {count: (word, word, word, str(count)) for count, word in ((2, "two"), (3, "three"), (4, "four"))}
 COLOUR_SYNONYMS = {"grey": "gray", "purple": "violet", "yellow": "golden"}
-SHARE_OF_SYNONYMS = 0.3  # of the captions of things that have any
+SHARE_OF_SYNONYMS = 0.4  # of the captions of things that have any
 SHARE_OF_COLOUR_SYNONYMS = 0.2
 SHARE_WITHOUT_ARTICLE = 0.3
 
