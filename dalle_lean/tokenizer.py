@@ -118,8 +118,20 @@ class Tokenizer:
 
     def count(self, caption: str) -> int:
         """Number of ids of a caption, without padding or truncation."""
+        return len(self._offsets(caption))
+
+    def unread(self, caption: str, length: int) -> str:
+        """The end of a caption that its first `length` ids do not hold, from the word on in which they end."""
+        offsets = self._offsets(caption)
+        if len(offsets) <= length:
+            return ""
+        start, _ = offsets[length]
+        return caption[caption.rfind(" ", 0, start + 1) + 1 :]
+
+    def _offsets(self, caption: str) -> list[tuple[int, int]]:
+        """The first character and the one after the last of each id of a caption."""
         with panics_as_user_errors():
-            return len(self._backend.encode(encodable(caption), add_special_tokens=False).ids)
+            return self._backend.encode(encodable(caption), add_special_tokens=False).offsets
 
 
 def find_tokenizer(name: str | None) -> Path | None:

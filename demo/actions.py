@@ -15,6 +15,7 @@ from typing import Any, cast
 import gradio as gr
 
 from dalle_lean.errors import UserError
+from dalle_lean.terminal import shortened
 from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
 from demo.controls import prompt_fields
@@ -263,11 +264,8 @@ class Actions:
     def remarks(self, drawn: Done) -> str:
         """Sentences about a truncated prompt, given rows, and pictures that are all the same."""
         generator, request, said = self.service.generator, drawn.request, []
-        if excess := generator.excess_tokens(request.prompt):
-            limit = generator.model.config.text_len
-            said.append(
-                f"The prompt is longer than the {limit} tokens this model reads; its last {excess} were left out."
-            )
+        if unread := generator.unread(request.prompt):
+            said.append(f"The prompt is too long: I did not read “{shortened(unread)}”.")
         if request.start is not None:
             side = generator.model.config.image_side
             said.append(f"The upper {len(request.start) // side} of {side} rows were kept.")

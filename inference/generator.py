@@ -136,14 +136,14 @@ class Generator:
         """
         if settings.get("guidance") is None:
             settings["guidance"] = self.guidance
-        if excess := self.excess_tokens(prompt):
-            warnings.warn(f"the last {excess} tokens of the prompt are cut off", stacklevel=2)
+        if unread := self.unread(prompt):
+            warnings.warn(f"the prompt is too long: {unread!r} is not read", stacklevel=2)
         return self.run(prompt, Settings(num_images=num_images, best=best, **settings), batch_size, on_progress)
 
     def run(
         self, prompt: str, settings: Settings, batch_size: int | None = None, on_progress: OnProgress = unwatched
     ) -> list[Picture]:
-        """Like a call, with the settings in one object and no warning about a cut prompt (see `excess_tokens`)."""
+        """Like a call, with the settings in one object and no warning about a cut prompt (see `unread`)."""
         pictures = None
         for progress in self.draw([Request(prompt, settings)], batch_size):
             on_progress(progress.done, progress.total, progress.note)
@@ -249,9 +249,9 @@ class Generator:
             pictures.append(preview)
         return pictures
 
-    def excess_tokens(self, prompt: str) -> int:
-        """How many of the prompt's tokens exceed the model's text length and are cut off."""
-        return max(0, self.tokenizer.count(self.plain(prompt)) - self.model.config.text_len)
+    def unread(self, prompt: str) -> str:
+        """The end of a prompt that exceeds the model's text length and is not read; "" if it reads all."""
+        return self.tokenizer.unread(self.plain(prompt), self.model.config.text_len)
 
     def unknown_words(self, prompt: str) -> list[str] | None:
         """The words of a prompt that training never showed, in order, each once; None without a vocabulary.json."""

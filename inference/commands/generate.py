@@ -101,8 +101,8 @@ def generate(
         notice(f"drawing {len(prompts)} prompts of a word each; a prompt of several words needs quotes")
     for prompt in prompts:
         about = f"{shortened(prompt, 40)!r}: " if len(prompts) > 1 else ""
-        if excess := generator.excess_tokens(prompt):
-            warn(f"this model does not read the last {counted(excess, 'token')} of the prompt: {shortened(prompt)!r}")
+        if unread := generator.unread(prompt):
+            warn(f"{about}the prompt is too long; I do not read {shortened(unread)!r}")
         if (plain := generator.plain(prompt)) != prompt:
             notice(f"{about}I read this as {shortened(plain)!r}")
         if unknown := generator.unknown_words(prompt):

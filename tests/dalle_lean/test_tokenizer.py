@@ -53,6 +53,16 @@ def test_many_captions_at_once_get_the_ids_that_each_gets_alone(trained):
             assert row.count(trained.padding_id) == max(0, length - trained.count(caption))
 
 
+@pytest.mark.parametrize("caption", ["a red heart on a GREEN ground", "un élephant 😀😀 rouge", "redredred heart"])
+def test_what_is_unread_begins_with_the_word_that_is_cut(trained, caption):
+    for length in range(1, trained.count(caption) + 2):
+        read = caption.removesuffix(trained.unread(caption, length))
+        assert trained.count(read.rstrip()) <= length
+        rest = caption[len(read) :]
+        assert not rest or trained.count(read + rest.split()[0]) > length
+        assert not read or not rest or read.endswith(" ")
+
+
 def test_capital_letters_make_no_difference(trained):
     ids = trained.encode(["A Red HEART", "a red heart"], length=8)
     assert ids[0].equal(ids[1])

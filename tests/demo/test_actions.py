@@ -131,7 +131,7 @@ def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(k
 def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(service):
     prompt = "a red heart on a white ground beside a green book and two black cats in a house"
     *_, last = answer(service, prompt)
-    assert f"its last {service.generator.excess_tokens(prompt)} were left out" in last["status"]
+    assert f"I did not read “{service.generator.unread(prompt)}”." in last["status"]
     assert len(last["drawn"].pictures) == 2
 
 
