@@ -44,12 +44,6 @@ class StdoutHandler(logging.Handler):
         echo(record.getMessage())
 
 
-def shortened(text: str, length: int = 60) -> str:
-    """`text` in one line of at most `length` characters; it ends in dots if it was cut."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 3].rstrip()}..."
-
-
 def show_log(name: str) -> None:
     """Print the messages of this logger from now on, INFO and above."""
     logger = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""Counts with their nouns, amounts with their units, names that a misspelt one may mean, text that UTF-8 can hold."""
+"""Counts with their nouns, amounts with their units, names that a misspelt one may mean, text cut or made UTF-8."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,6 +7,12 @@ from difflib import get_close_matches
 def utf8(text: str) -> str:
     """`text` with lone surrogates replaced: command-line bytes that are not UTF-8, or escapes in foreign JSON."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """`text` in one line of at most `length` characters; it ends in dots if it was cut."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 3].rstrip()}..."
 
 
 def counted(count: int, noun: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any, cast
 import gradio as gr
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import shortened
 from dalle_lean.vocabulary import content_words
+from dalle_lean.words import shortened
 from demo import progress_views as views
 from demo.controls import prompt_fields
 from demo.form import LARGEST_EXACT_SEED, cut_prompt, first_rows, new_seed, read_request

@@ -64,7 +64,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout)
 
 def attend_text(query: Tensor, text: Sequence[Tensor], layout: Layout) -> Tensor:
     """Causal attention of the text over the text; scaled query, keys and values [B, H, P, d] -> [B, H, P, d]."""
-    (key, value), length = text, query.shape[2]
+    key, value = text
+    length = query.shape[2]
     mask = layout.text_mask[:length, :length]
     return softmax(torch.where(mask, query @ key.transpose(-1, -2), -torch.inf)) @ value
 
@@ -107,9 +108,10 @@ def to_windows(lines: Tensor, kind: str, config: DalleConfig) -> Tensor:
     """
     if kind != "conv":
         return lines
-    side, above = lines.shape[2], config.conv_reach[0]
-    padded = pad(lines, (0, 0, 0, 0, above, 0))
-    return torch.cat([padded[:, :, first : first + side] for first in range(above + 1)], dim=3)
+    side = lines.shape[2]
+    back, _ = config.conv_reach
+    padded = pad(lines, (0, 0, 0, 0, back, 0))
+    return torch.cat([padded[:, :, first : first + side] for first in range(back + 1)], dim=3)
 
 
 @lru_cache(maxsize=16)

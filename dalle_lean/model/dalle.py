@@ -20,8 +20,8 @@ BOS = 0
 
 
 class Crop(NamedTuple):
-    """The part of each sample over which the loss is taken: the first caption ids, and a square of codes from a row
-    and a column on."""
+    """The part of each sample over which the loss is taken: the first `text_len` caption ids, and the square of
+    `side` x `side` codes whose upper left one is at (`row`, `column`)."""
 
     text_len: int
     side: int
@@ -97,15 +97,17 @@ class Dalle(Decoder):
             raise ValueError(
                 f"image_codes has {image_codes.shape[1]} codes a picture; the loss needs {config.image_len}"
             )
-        text_rows, codes, grid = self._text_rows(text_ids), image_codes.long(), self._whole
-        if crop is not None:
-            grid = self._check_crop(crop)
+        text_rows, codes = self._text_rows(text_ids), image_codes.long()
+        if crop is None:
+            crop = self._whole
+        else:
+            self._check_crop(crop)
             square = codes.unflatten(1, (config.image_side, config.image_side))
             square = square[:, crop.row : crop.row + crop.side, crop.column : crop.column + crop.side]
             text_rows, codes = text_rows[:, : crop.text_len], square.flatten(1)
-        hidden = self._hidden(text_rows, codes, grid)
-        text = Section(slice(0, grid.text_len), slice(0, config.num_text_tokens), text_rows)
-        image = Section(slice(grid.text_len, None), slice(config.num_text_tokens, None), codes)
+        hidden = self._hidden(text_rows, codes, crop)
+        text = Section(slice(0, crop.text_len), slice(0, config.num_text_tokens), text_rows)
+        image = Section(slice(crop.text_len, None), slice(config.num_text_tokens, None), codes)
         return self.section_losses(hidden, text, image).unbind()  # type: ignore[return-value]
 
     def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
@@ -144,14 +146,13 @@ class Dalle(Decoder):
     def _whole(self) -> Crop:
         return Crop(self.config.text_len, self.config.image_side)
 
-    def _check_crop(self, crop: Crop) -> Crop:
+    def _check_crop(self, crop: Crop) -> None:
         config = self.config
         inside = crop.side >= 1 and 0 <= crop.row <= config.image_side - crop.side
         if not (inside and 0 <= crop.column <= config.image_side - crop.side and 1 <= crop.text_len <= config.text_len):
             raise ValueError(
                 f"{crop}: must lie in {config.text_len} caption ids and {config.image_side} x {config.image_side} codes"
             )
-        return crop
 
     def _places(self, crop: Crop, device: torch.device) -> Tensor:
         """The positions, in the whole sequence, of a crop's text and codes."""

@@ -75,13 +75,14 @@ class _SectionLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (hidden,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
+        (hidden,) = ctx.saved_tensors
+        weight, bias = ctx.weight, ctx.bias
         gradients = GradientBuffers(ctx.plan.grads_in_place)
         weight_grad, bias_grad = gradients.of(weight), gradients.of(bias)
         grad_hidden = torch.zeros_like(hidden)
-        for section, weight_of_loss in zip(ctx.sections, grad, strict=True):
+        for section, grad_of_loss in zip(ctx.sections, grad, strict=True):
             rows = weight[section.rows].to(ctx.dtype), bias[section.rows].to(ctx.dtype)
-            factor = weight_of_loss / section.targets.numel()  # a tensor: nothing waits for the device
+            factor = grad_of_loss / section.targets.numel()  # a tensor: nothing waits for the device
             grads = _chunks(grad_hidden, section, ctx.plan)
             for (h, targets), (grad_h, _) in zip(_chunks(hidden, section, ctx.plan), grads, strict=True):
                 # The factor is applied last: without it the entries are at most 1, which float16 can hold.
@@ -115,7 +116,8 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _chunks(hidden: Tensor, section: Section, plan: MemoryPlan) -> Iterator[tuple[Tensor, Tensor]]:
     """Views of a section's part of [B, S, D], [b, s, D], with their targets, [b, s]: b * s is at most loss_tokens."""
-    hidden, (batch, length) = hidden[:, section.positions], section.targets.shape
+    hidden = hidden[:, section.positions]
+    batch, length = section.targets.shape
     for samples in ranges(batch, max(1, (plan.loss_tokens or batch * length) // length)):
         for tokens in ranges(length, plan.loss_tokens):
             yield hidden[samples, tokens], section.targets[samples, tokens]

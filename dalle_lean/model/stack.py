@@ -29,7 +29,7 @@ def run_keeping(x: Tensor, branches: Sequence[Branch], weights: ComputeWeights, 
     source = target = x
     for branch in branches:
         value = target + branch(source, weights)
-        source, target = value, source if reversible else value
+        source, target = value, (source if reversible else value)
     return (source + target) / 2 if reversible else source
 
 

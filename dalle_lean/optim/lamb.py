@@ -40,8 +40,8 @@ def has_numba() -> bool:
 
 @cache
 def keep_compiler_out() -> None:
-    """Let torch's optimizers run without torch's compiler, which they import, for over a second, when first used: only
-    to exempt their methods from compilation. Here nothing that calls them is compiled."""
+    """Keep torch's optimizers from importing torch's compiler, which takes over a second at their first use. They
+    import it only to exempt their methods from compilation, and nothing here compiles what calls them."""
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
         if method is not None:
@@ -65,7 +65,7 @@ class Lamb(torch.optim.Optimizer):
         offload: statistics (and `master_weights`) on the CPU; False is on each parameter's device.
         master_weights: keep a float32 copy of bfloat16 and float16 parameters, update it, round it into the parameter.
             If a weight is changed from outside, its copy follows.
-        fused: compiled by numba, for 8-bit statistics on the CPU; None is if numba is installed.
+        fused: compiled by numba, for 8-bit statistics on the CPU; None: if numba is installed.
 
     These three change the result by rounding only and are not part of the state dict.
 

@@ -83,7 +83,7 @@ def step_plain(
         weight_part, update_part, largest_part = torch.stack([*sums, square.max().double()]).tolist()
         weight_sum, update_sum = weight_sum + weight_part, update_sum + update_part
         largest = largest_part if math.isnan(largest_part) else max(largest, largest_part)
-    step_size = settings.step_size(*total([weight_sum, update_sum, largest]))  # the last only needs to be finite
+    step_size = settings.step_size(*total([weight_sum, update_sum, largest]))  # of `largest` only whether it is finite
     for part in chunks(weight.numel(), chunk_size, settings.block_size):
         mean, square, update = updated(part)
         weight[part].sub_(update, alpha=step_size)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import BatchSize, Device, echo, notice, progress_bar, shortened, warn
-from dalle_lean.words import counted, utf8
+from dalle_lean.terminal import BatchSize, Device, echo, notice, progress_bar, warn
+from dalle_lean.words import counted, shortened, utf8
 
 if TYPE_CHECKING:
     from PIL.Image import Image

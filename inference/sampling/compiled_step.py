@@ -118,7 +118,7 @@ class CompiledStep:
 
     def _prepare(self, stream: Tensor, delta: Tensor, branch: int, column: int) -> None:
         """Add the previous branch's output to its stream, and fill `hidden` with this branch's input."""
-        added = array(stream), array(delta), self.scales[branch - 1]
+        added = array(stream), array(delta), self.scales[branch - 1]  # for branch 0 any scale, as `delta` is zeros
         shifted = self.inputs_array, branch, column
         self.kernels.add_and_prepare(*added, *self.norms[branch], *shifted, self.hidden_array)
 

@@ -15,8 +15,8 @@ def guide(conditional: Tensor, null: Tensor, guidance: float | Tensor) -> Tensor
     """Logits [R, C] moved away from those of the empty caption (classifier-free guidance, Ho and Salimans 2022).
 
     Codes that are less than LEAST_PLAUSIBLE times as likely after the caption as the likeliest become -inf (the
-    plausibility constraint of contrastive decoding, Li et al. 2022, arXiv 2210.15097): otherwise a code that is
-    unlikely with the caption and still less likely without it, such as the first of a second thing, may win.
+    plausibility constraint of contrastive decoding, Li et al. 2022, arXiv 2210.15097): otherwise a code that
+    is unlikely with the caption but even less likely without it, such as the start of a second thing, may be drawn.
     """
     logits = null + (conditional - null) * guidance
     least = conditional.amax(dim=1, keepdim=True) + math.log(LEAST_PLAUSIBLE)

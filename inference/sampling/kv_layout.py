@@ -36,16 +36,17 @@ class Window:
 
 
 def window_of(config: DalleConfig, kind: str) -> Window:
+    """The smallest grid of cells that holds all that a kind's queries may attend to."""
     side = config.image_side
     if kind == "row":
         return Window(columns=side, rows=1, left=0, span=side)
     if kind == "column":
         return Window(columns=side, rows=side, left=0, span=1)
     if kind == "conv":
-        left, right = config.conv_reach
-        rows = min(left + 1, side)
-        if left + 1 + right < side:
-            return Window(columns=left + side + right, rows=rows, left=left, span=left + 1 + right)
+        back, right = config.conv_reach  # as far back in rows as in columns
+        rows = min(back + 1, side)
+        if back + 1 + right < side:
+            return Window(columns=back + side + right, rows=rows, left=back, span=back + 1 + right)
         return Window(columns=side, rows=rows, left=0, span=side)
     return Window(columns=side, rows=side, left=0, span=side)
 

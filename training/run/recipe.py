@@ -25,8 +25,8 @@ SHARED_SCHEDULE = ("total_steps", "peak_lr", "warmup_steps", "hold_steps", "leng
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRecipe(MemoryPlan):
-    """A MemoryPlan, where 0 and "" mean None, and other trades of memory for time; all change the result by rounding
-    only. Fused attention is left out where a GPU cannot run it.
+    """A MemoryPlan, where 0 and "" mean None, with further settings that trade memory for time. All change the result
+    by rounding only. Fused attention is left out where a GPU cannot run it.
 
     Args:
         precision: "fp32"; "bf16" or "fp16", autocast with float32 weights; "bf16-weights", whose only float32 weights
@@ -171,7 +171,7 @@ class DataRecipe:
         batch_size: samples in an optimizer step.
         text_vocab_size: vocabulary size of the tokenizer trained on the captions if none is given.
         shuffle_buffer: samples held in memory and shuffled together.
-        shuffle_shards: shards they come from, read side by side.
+        shuffle_shards: shards read side by side to fill the shuffle buffer.
         heldout_share: share of the rows, by the hash of their keys, to measure on if no held-out shards are given.
         heldout_samples: rows to measure, at most.
         caption_dropout: share of the captions, 0..1, to replace by the empty caption for classifier-free guidance;

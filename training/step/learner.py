@@ -72,7 +72,9 @@ class Learner(GradientComputer):
         finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
         scales = self.model.scales
         if scales is not None and not scales.update(self.processes.any_of_each):
-            return Step(loss_nats, math.inf) if scales.exhausted else Step(loss_nats, grad_norm, rescaled=finite)
+            if scales.exhausted:
+                return Step(loss_nats, math.inf)  # counts as skipped: no smaller scale is left
+            return Step(loss_nats, grad_norm, rescaled=finite)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
