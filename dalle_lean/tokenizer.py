@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import parse, read_bytes, write_bytes
-from dalle_lean.require import require
 from dalle_lean.tokenizer_parts import check_parts
 
 # Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 by padding ids, so no caption may contain it.
@@ -140,9 +139,10 @@ def find_tokenizer(name: str | None) -> Path | None:
         return None if name is None else Path(name)
     if not HUB_ID.fullmatch(name) or name.endswith(".json"):
         raise UserError(f"no tokenizer at {name}; give a tokenizer.json, or a hub id such as google-t5/t5-small")
-    hub = require("huggingface_hub", extra="preprocessing")
+    from huggingface_hub import hf_hub_download
+
     try:
-        return Path(hub.hf_hub_download(name, "tokenizer.json"))
+        return Path(hf_hub_download(name, "tokenizer.json"))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"there is no file {name}, and no tokenizer of that name came from the hub: {reason}") from None

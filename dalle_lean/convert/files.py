@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from dalle_lean.clip.scorer import ClipScorer
@@ -15,7 +16,6 @@ from dalle_lean.io.files import atomic_write, read_json, read_text
 from dalle_lean.io.model_folder import load_model, save_model
 from dalle_lean.io.safetensors_io import read_weights
 from dalle_lean.model.config import DalleConfig
-from dalle_lean.require import require
 
 LIGHTNING_CALLBACK = "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
 
@@ -40,7 +40,6 @@ def import_vqgan(source: Path, out: Path, config: Path | None) -> None:
     """A published taming-transformers checkpoint and its config.yaml -> a VQGAN folder."""
     if config is None:
         raise UserError("a VQGAN needs --config, the config.yaml published with its checkpoint")
-    yaml = require("yaml", extra="preprocessing")
     try:
         content = yaml.safe_load(read_text(config))
     except (yaml.YAMLError, RecursionError) as error:

@@ -28,7 +28,6 @@ from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, load_strictly, read_
 from dalle_lean.memory.parameters import parameters
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
-from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from dalle_lean.vocabulary import Vocabulary
 
@@ -273,10 +272,11 @@ def find_model(name: str | None = None) -> Path:
     perhaps = perhaps_beside(Path(name))
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"no model folder at {name}{perhaps}; give a folder, or a hub id such as owner/name")
-    hub = require("huggingface_hub", extra="demo")
+    from huggingface_hub import snapshot_download
+
     patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES] + ["*.md"]
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(

@@ -19,7 +19,6 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, parse, sha256_file
 from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
 from dalle_lean.progress import OnProgress, unwatched
-from dalle_lean.require import require
 
 Files = Mapping[str, Path | bytes]
 """Relative name at the destination -> file or content. The last one, such as config.json, makes the rest usable."""
@@ -63,13 +62,12 @@ def check_destination(destination: str, content: Content | None = None) -> None:
             "it out, and sign in through the environment or the storage's own configuration"
         )
     if url.scheme != "hf":
-        storage_of(destination, extra="preprocessing")
+        storage_of(destination)
         return
     kind, repo = hub_repository(destination)
     if content not in (None, kind):
         place = f"hf://datasets/{repo}" if content == "dataset" else f"hf://{repo}"
         raise UserError(f"{destination} is a {kind}'s address on the hub; a {content} goes to {place}")
-    require("huggingface_hub", extra="preprocessing")
 
 
 def hub_repository(destination: str) -> tuple[Content, str]:
@@ -81,7 +79,7 @@ def hub_repository(destination: str) -> tuple[Content, str]:
 
 
 def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_progress: OnProgress) -> str:
-    storage, root = storage_of(destination, extra="preprocessing")
+    storage, root = storage_of(destination)
     root = root.rstrip("/")
     if any(isinstance(source, Path) and str(source.resolve()) == f"{root}/{name}" for name, source in files.items()):
         raise UserError(f"{destination} is where the files come from; name another destination")
@@ -136,9 +134,11 @@ def send(storage: Any, source: Path | bytes, place: str) -> None:
 
 def to_hub(files: Files, hashes: Mapping[str, str], destination: str, message: str, on_progress: OnProgress) -> str:
     """Copy to a repository on the hub: upload the large files, then commit all in one commit."""
-    hub = require("huggingface_hub", extra="preprocessing")
+    import huggingface_hub as hub
+    from huggingface_hub.utils import disable_progress_bars
+
     kind, repo = hub_repository(destination)
-    require("huggingface_hub.utils", extra="preprocessing").disable_progress_bars()
+    disable_progress_bars()
     api = hub.HfApi()
     api.create_repo(repo, repo_type=kind, exist_ok=True)
     there = set(api.list_repo_files(repo, repo_type=kind))

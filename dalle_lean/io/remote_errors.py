@@ -7,7 +7,6 @@ from ssl import SSLCertVerificationError
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.require import require
 
 HTTP = ("http://", "https://")
 
@@ -20,10 +19,11 @@ class Refused(Unreachable):
     """A storage permanently refuses a file, or refuses the way in which it is needed."""
 
 
-def storage_of(url: str, extra: str) -> tuple[Any, str]:
-    """(fsspec's file system of a URL or path, the file's name there); `extra` is this package's extra with fsspec.
-    UserError for a protocol that fsspec does not know or whose package is not installed."""
-    fsspec = require("fsspec", extra=extra)
+def storage_of(url: str) -> tuple[Any, str]:
+    """(fsspec's file system of a URL or path, the file's name there). UserError for a protocol that fsspec does not
+    know or whose package is not installed."""
+    import fsspec  # a third of a second, which few commands need
+
     try:
         storage, name = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:

@@ -69,15 +69,12 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at a URL that fsspec knows, open for reading. Every read is one request, retried as `patience` says.
+    """A file at a URL that fsspec knows, open for reading. Every read is one request, retried as `patience` says."""
 
-    extra: this package's extra with fsspec.
-    """
-
-    def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent, extra: str = "training"):
+    def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent):
         self.url, self.patience, self.on_notice = url, patience, on_notice
         self.place = 0
-        self.files, self.path = storage_of(url, extra=extra)
+        self.files, self.path = storage_of(url)
         self.size: int = patience.insist(url, self.find_size, on_notice)
 
     def find_size(self) -> int:

@@ -49,7 +49,7 @@ def list_files(pattern: str) -> list[str]:
     paths: list[str] = []
     for name in expand_braces(pattern):
         if "*" in name:
-            files, path = storage_of(name, extra="preprocessing")
+            files, path = storage_of(name)
             found = insist(name, partial(files.glob, path))
             paths += sorted(files.unstrip_protocol(file) if "://" in name else file for file in found)
         else:
@@ -77,7 +77,7 @@ def files_fingerprint(paths: Sequence[str]) -> str:
 
 def file_bytes(path: str) -> int | None:
     """Size of a file; None if there is no file or its storage does not tell. Unreachable if the storage fails."""
-    files, name = storage_of(path, extra="preprocessing")
+    files, name = storage_of(path)
     try:
         return insist(path, lambda: files.size(name))
     except FileNotFoundError:
@@ -99,12 +99,12 @@ class File(io.BufferedReader):
 
     def __init__(self, path: str):
         if is_remote(path):
-            raw: Any = RemoteFile(path, PATIENCE, extra="preprocessing")
+            raw: Any = RemoteFile(path, PATIENCE)
             buffer_bytes = READ_AHEAD_BYTES
             if raw.size <= buffer_bytes:  # for servers without range requests
                 raw = io.BytesIO(raw.read(raw.size))
         else:
-            files, name = storage_of(path, extra="preprocessing")
+            files, name = storage_of(path)
             raw, buffer_bytes = files.open(name, "rb"), io.DEFAULT_BUFFER_SIZE
         super().__init__(raw, buffer_bytes)
         self.size = self.seek(0, io.SEEK_END)  # bytes

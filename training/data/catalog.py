@@ -122,7 +122,7 @@ def is_url(source: str) -> bool:
 
 
 def read_file(url: str) -> bytes:
-    files, path = storage_of(url, extra="training")
+    files, path = storage_of(url)
     content: bytes = files.cat_file(path, start=0, end=MOST_MANIFEST_BYTES + 1)
     if len(content) > MOST_MANIFEST_BYTES:
         raise UserError(f"{url} is larger than {MOST_MANIFEST_BYTES:,} bytes: it is not a dataset.json")
