@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, parse, sha256_file
-from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
+from dalle_lean.io.remote_io import Refused, Unreachable, meaning, one_line, storage_of
 from dalle_lean.progress import OnProgress, unwatched
 
 Files = Mapping[str, Path | bytes]

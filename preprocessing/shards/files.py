@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
-from dalle_lean.io.remote_errors import Unreachable
+from dalle_lean.io.remote_io import Unreachable
 from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_CHARACTERS
 from preprocessing.shards.manifest import Shard

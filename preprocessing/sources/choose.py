@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import PICTURE_SUFFIXES
 from dalle_lean.images.image_folder import LISTING
-from dalle_lean.io.remote_errors import Unreachable
+from dalle_lean.io.remote_io import Unreachable
 from preprocessing.sources.columns import NoPictures, OnlyAddresses
 from preprocessing.sources.files import list_files
 from preprocessing.sources.folder import CaptionedFolder, ListedFolder

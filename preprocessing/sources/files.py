@@ -10,8 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.remote_errors import storage_of
-from dalle_lean.io.remote_io import Patience, RemoteFile
+from dalle_lean.io.remote_io import Patience, RemoteFile, storage_of
 
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")

@@ -11,7 +11,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import MAX_PICTURE_BYTES
-from dalle_lean.io.remote_errors import Unreachable, storage_of
+from dalle_lean.io.remote_io import Unreachable, storage_of
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import files_fingerprint, is_remote

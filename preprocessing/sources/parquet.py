@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dalle_lean.io.parquet_footer import check_footer
-from dalle_lean.io.remote_errors import Unreachable
+from dalle_lean.io.remote_io import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names

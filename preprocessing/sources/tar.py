@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import IO, cast
 
 from dalle_lean.images.files import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
-from dalle_lean.io.remote_errors import Unreachable
+from dalle_lean.io.remote_io import Unreachable
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
 from preprocessing.sources.sample import MAX_TEXT_BYTES, Sample, caption_of, json_object, metadata_of
 

@@ -12,8 +12,7 @@ from typing import Any
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
-from dalle_lean.io.remote_errors import storage_of
-from dalle_lean.io.remote_io import Patience, RemoteFile
+from dalle_lean.io.remote_io import Patience, RemoteFile, storage_of
 from dalle_lean.progress import OnNotice, silent
 from dalle_lean.require import require
 from preprocessing.shards.manifest import MOST_MANIFEST_BYTES, DatasetInfo, parse_manifest, read_dataset_info

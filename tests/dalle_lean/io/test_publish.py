@@ -7,7 +7,7 @@ import pytest
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.publish import PUBLISHED, check_destination, hub_repository, publish, without_secrets
-from dalle_lean.io.remote_errors import Unreachable
+from dalle_lean.io.remote_io import Unreachable
 
 
 @pytest.fixture

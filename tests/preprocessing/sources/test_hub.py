@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.remote_errors import Unreachable
+from dalle_lean.io.remote_io import Unreachable
 from preprocessing.sources import open_source
 from preprocessing.sources.columns import Columns
 from preprocessing.sources.hub import StreamedDataset, read_rows, with_picture

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dalle_lean.io.remote_errors import Refused, Unreachable, meaning
+from dalle_lean.io.remote_io import Refused, Unreachable, meaning
 from preprocessing.encoding.encode import preprocess
 from preprocessing.sources import files, open_source
 from tests.preprocessing.shards_of_pictures import emoji_rows, problems, read_all, tar_bytes, tar_members

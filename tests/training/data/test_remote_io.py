@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.remote_errors import Refused, Unreachable
-from dalle_lean.io.remote_io import Patience, RemoteFile, within
+from dalle_lean.io.remote_io import Patience, Refused, RemoteFile, Unreachable, within
 from preprocessing.shards.manifest import Counts, DatasetInfo
 from tests.serving import serving
 from tests.training.conftest import windows_of_a_pass, write_shards
