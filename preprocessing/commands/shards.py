@@ -66,7 +66,7 @@ def show(
     from dalle_lean.devices import pick_device
     from dalle_lean.io.files import atomic_write
     from preprocessing.commands.preprocess import load_vqgan
-    from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
+    from preprocessing.shards.contact_sheet import contact_sheet, decode_sample
     from preprocessing.shards.manifest import read_dataset_info
     from preprocessing.shards.statistics import collect_statistics
 
@@ -77,7 +77,7 @@ def show(
     with progress_bar("read", "pictures") as on_progress:
         statistics = collect_statistics(folder, count=count, seed=seed, on_progress=on_progress)
     with progress_bar("decode", "pictures") as on_progress:
-        pictures = decode_sample_rows(statistics.sample_rows, model, on_progress)
+        pictures = decode_sample(statistics.sample, model, on_progress)
     out = out or folder / "contact_sheet.png"
     with atomic_write(out) as temporary:
         contact_sheet(folder.resolve().name, statistics, pictures).save(temporary, format="PNG")

@@ -11,7 +11,8 @@ from dalle_lean.draw.fonts import Font, lettering, wrapped_within
 from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress, unwatched
-from preprocessing.shards.statistics import SampleRow, ShardStatistics
+from preprocessing.shards.files import Rows
+from preprocessing.shards.statistics import ShardStatistics
 
 COLUMNS = 8
 TILE_SIDE = 192
@@ -26,22 +27,20 @@ DECODED_AT_ONCE = 8
 INK, GREY, BLUE, FRAME = "black", "#555555", "#3b6ea5", "#cccccc"
 
 
-def decode_sample_rows(
-    sample_rows: Sequence[SampleRow], vqgan: VQGAN, on_progress: OnProgress = unwatched
-) -> list[Image.Image]:
+def decode_sample(rows: Rows, vqgan: VQGAN, on_progress: OnProgress = unwatched) -> list[Image.Image]:
     """Decode the rows' codes on the VQGAN's device."""
     pictures: list[Image.Image] = []
-    for first in range(0, len(sample_rows), DECODED_AT_ONCE):
-        codes = np.stack([row.codes for row in sample_rows[first : first + DECODED_AT_ONCE]])
+    for first in range(0, len(rows), DECODED_AT_ONCE):
+        codes = rows.codes[first : first + DECODED_AT_ONCE]
         images = vqgan.decode(torch.from_numpy(codes.astype(np.int64)))
         pixels = to_uint8(images).cpu().permute(0, 2, 3, 1).numpy()
         pictures += [Image.fromarray(picture) for picture in pixels]
-        on_progress(len(pictures), len(sample_rows), "")
+        on_progress(len(pictures), len(rows), "")
     return pictures
 
 
 def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Image.Image]) -> Image.Image:
-    """The statistics, and below them `pictures`, decoded from `statistics.sample_rows`, each with its caption."""
+    """The statistics, and below them `pictures`, decoded from `statistics.sample`, each with its caption."""
     title, title_font = lettering(title, 20)
     fact_font = ImageFont.load_default(15)
     columns = max(1, min(COLUMNS, len(pictures)))
@@ -66,12 +65,12 @@ def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Im
     uses = use_bars(statistics.code_counts)
     below = MARGIN + BARS_HEIGHT + 30
     draw_bars(draw, (left, below), uses, "use of the codes, from the most to the least frequent", fact_font)
-    for place, (picture, row) in enumerate(zip(pictures, statistics.sample_rows, strict=True)):
+    for place, (picture, caption) in enumerate(zip(pictures, statistics.sample.captions, strict=True)):
         x, y = MARGIN + place % columns * cell_width, top + place // columns * cell_height
         larger = picture if picture.width == side else picture.resize((side, side), Image.Resampling.LANCZOS)
         sheet.paste(larger, (x, y))
         draw.rectangle((x - 1, y - 1, x + side, y + side), outline=FRAME)  # otherwise a white picture has no edge
-        caption, font = lettering(row.caption, 13)
+        caption, font = lettering(caption, 13)
         for line, words in enumerate(wrapped_within(caption, font, side, CAPTION_LINES)):
             draw.text((x, y + side + 4 + line * LINE_HEIGHT), words, fill=GREY, font=font)
     return sheet

@@ -63,12 +63,24 @@ class Rows:
     def __len__(self) -> int:
         return len(self.captions)
 
-    def take(self, indices: Sequence[int]) -> "Rows":
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "Rows":
         return Rows([self.captions[i] for i in indices], self.codes[indices], [self.keys[i] for i in indices])
 
     def part(self, start: int, end: int) -> "Rows":
         """The rows start..end-1, without copying the codes."""
         return Rows(self.captions[start:end], self.codes[start:end], self.keys[start:end])
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """The rows of at least one part, in order."""
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        [caption for part in parts for caption in part.captions],
+        np.concatenate([part.codes for part in parts]),
+        [key for part in parts for key in part.keys],
+    )
 
 
 class Header(NamedTuple):

@@ -12,17 +12,8 @@ from numpy.typing import NDArray
 from dalle_lean.images.vqgan import codebook_use
 from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.words import counted
-from preprocessing.shards.files import read_blocks
+from preprocessing.shards.files import Rows, join, read_blocks
 from preprocessing.shards.manifest import DatasetInfo, read_dataset_info
-
-
-@dataclass(frozen=True)
-class SampleRow:
-    """A row drawn at random."""
-
-    key: str
-    caption: str
-    codes: NDArray[np.int16]  # [I]
 
 
 @dataclass
@@ -32,7 +23,7 @@ class ShardStatistics:
     info: DatasetInfo
     code_counts: NDArray[np.int64]  # [K]: how often each code is used
     caption_lengths: Counter[int] = field(default_factory=Counter)  # in characters
-    sample_rows: list[SampleRow] = field(default_factory=list)
+    sample: Rows = field(default_factory=Rows.none)  # rows drawn at random
     file_bytes: int = 0  # of all shards together
 
     def caption_length(self, share: float) -> int:
@@ -47,7 +38,7 @@ class ShardStatistics:
     def shown(self) -> str:
         """How many pictures the sample has, of how many: "32 of 37 pictures, drawn at random". A crop or a mirror image
         is one."""
-        sample, rows = len(self.sample_rows), self.info.num_rows
+        sample, rows = len(self.sample), self.info.num_rows
         pictures = counted(rows, "picture")
         return f"{sample:,} of {pictures}, drawn at random" if sample < rows else pictures
 
@@ -77,15 +68,16 @@ def collect_statistics(
     statistics = ShardStatistics(info, np.zeros(info.codebook_size, np.int64))
     drawn = np.random.default_rng(seed).choice(info.num_rows, min(count, info.num_rows), replace=False, shuffle=False)
     drawn.sort()
-    done = 0
+    parts, done = [Rows.none()], 0
     for shard in info.shards:
         statistics.file_bytes += (folder / shard.file).stat().st_size
         for rows in read_blocks(folder / shard.file, info.num_codes, info.codebook_size):
             statistics.code_counts += np.bincount(rows.codes.ravel(), minlength=info.codebook_size)
             statistics.caption_lengths.update(map(len, rows.captions))
             start, end = drawn.searchsorted((done, done + len(rows)))
-            for at in drawn[start:end] - done:
-                statistics.sample_rows.append(SampleRow(rows.keys[at], rows.captions[at], rows.codes[at].copy()))
+            if start < end:
+                parts.append(rows.take(drawn[start:end] - done))
             done += len(rows)
             on_progress(done, info.num_rows, shard.file)
+    statistics.sample = join(parts)
     return statistics

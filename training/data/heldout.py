@@ -5,9 +5,9 @@ import heapq
 import re
 from pathlib import PurePosixPath
 
-from preprocessing.shards.files import Rows
+from preprocessing.shards.files import Rows, join
 from training.data.catalog import ShardSet
-from training.data.reader import join, read_keys, read_rows_at, undamaged
+from training.data.reader import read_keys, read_rows_at, undamaged
 
 FEWEST_SHARDS = 16
 """Search at least this many shards."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import Tokenizer
-from preprocessing.shards.files import DamagedShard, Rows
+from preprocessing.shards.files import DamagedShard, Rows, join
 from training.data.catalog import ShardSet
 from training.data.heldout import by_name_hash, is_heldout, key_hash
 from training.data.prefetch import prefetch
-from training.data.reader import READ_ROWS, join, read_rows, undamaged
+from training.data.reader import READ_ROWS, read_rows, undamaged
 from training.data.sampler import Position, chunk_start, first_chunk_rows, shard_groups, shuffled
 from training.run.recipe import DataRecipe
 

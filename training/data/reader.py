@@ -15,17 +15,6 @@ READ_ROWS = 1024
 COLUMNS = ("caption", "code", "key")
 
 
-def join(parts: Sequence[Rows]) -> Rows:
-    parts = [part for part in parts if len(part)] or parts[:1]
-    if len(parts) == 1:
-        return parts[0]
-    return Rows(
-        [caption for part in parts for caption in part.captions],
-        np.concatenate([part.codes for part in parts]),
-        [key for part in parts for key in part.keys],
-    )
-
-
 def read_rows(
     shards: ShardSet, index: int, start: int, count: int, *, first_count: int | None = None, codes: bool = True
 ) -> Iterator[Rows]:

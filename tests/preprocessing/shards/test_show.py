@@ -11,7 +11,7 @@ from PIL import Image
 from dalle_lean.images.files import open_picture, square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
-from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
+from preprocessing.shards.contact_sheet import contact_sheet, decode_sample
 from preprocessing.shards.statistics import ShardStatistics, collect_statistics
 from tests.preprocessing.runs import run_command
 from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder
@@ -54,21 +54,22 @@ def test_statistics_are_those_of_plain_counting(folder, vqgan):
 
 
 def test_the_rows_shown_are_drawn_by_seed_from_all_shards(folder):
-    keys = [[row.key for row in collect_statistics(folder, count=20, seed=seed).sample_rows] for seed in (0, 0, 1)]
+    keys = [collect_statistics(folder, count=20, seed=seed).sample.keys for seed in (0, 0, 1)]
     assert keys[0] == keys[1] != keys[2]
     assert len(set(keys[0])) == 20
     assert {key[0] for key in keys[0]} == {"0", "1"}
-    assert len(collect_statistics(folder, count=1000, seed=0).sample_rows) == 100
+    assert len(collect_statistics(folder, count=1000, seed=0).sample) == 100
     by_key = {row["key"]: row for row in stored_rows(folder)}
-    for row in collect_statistics(folder, count=20, seed=0).sample_rows:
-        assert (row.codes == by_key[row.key]["codes"]).all()
-        assert row.caption == by_key[row.key]["caption"]
+    sample = collect_statistics(folder, count=20, seed=0).sample
+    for caption, codes, key in zip(sample.captions, sample.codes, sample.keys, strict=True):
+        assert (codes == by_key[key]["codes"]).all()
+        assert caption == by_key[key]["caption"]
 
 
 def test_the_sheet_shows_what_the_vqgan_decodes(folder, vqgan):
     statistics = collect_statistics(folder, count=10, seed=0)
-    pictures = decode_sample_rows(statistics.sample_rows, vqgan)
-    alone = vqgan.decode(torch.from_numpy(statistics.sample_rows[9].codes[None].astype(np.int64)))[0]
+    pictures = decode_sample(statistics.sample, vqgan)
+    alone = vqgan.decode(torch.from_numpy(statistics.sample.codes[9:10].astype(np.int64)))[0]
     assert np.abs(np.asarray(pictures[9]) / 255 - alone.permute(1, 2, 0).numpy()).max() < 0.01
     sheet = contact_sheet("shards", statistics, pictures)
     assert sheet.width > 8 * 192
