@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from dalle_lean.io.model_folder import bundled_model
 from dalle_lean.memory.flops import forward_flop
-from dalle_lean.memory.priced_model import PricedModel
+from dalle_lean.memory.report import PricedModel
 from training.run.subjects import find_subject
 from training.swarm.config import TimingSection, WireSection
 

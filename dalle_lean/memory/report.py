@@ -1,16 +1,38 @@
-"""The calculator's report, as lines for people and as a dictionary for programs."""
+"""What the calculator can price, and its report, as lines for people and as a dictionary for programs."""
 
 import dataclasses
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.memory.cost import Cost
+from dalle_lean.memory.cost import Cost, cost_of
 from dalle_lean.memory.plan_search import describe, fastest_plan, first_that_fits, largest_batch
-from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.setup import TrainingSetup
+from dalle_lean.memory.shape_cost import shape_cost
+from dalle_lean.memory.shapes import TransformerShape
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
 from dalle_lean.words import human, human_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class PricedModel:
+    """A model, with its recipe's plan, setup and precision, or plain ones."""
+
+    name: str
+    model: DalleConfig | TransformerShape
+    plan: MemoryPlan
+    setup: TrainingSetup
+    precision: str
+
+    @property
+    def tokens(self) -> int:
+        """Positions of a sample."""
+        return self.model.sequence_len if isinstance(self.model, DalleConfig) else self.model.tokens
+
+    def cost(self, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
+        if isinstance(self.model, DalleConfig):
+            return cost_of(self.model, plan, setup)
+        return shape_cost(self.model, plan, setup)
 
 
 @dataclasses.dataclass(frozen=True)

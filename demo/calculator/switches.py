@@ -7,9 +7,8 @@ from typing import Any
 
 from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.published_models import PRESETS
-from dalle_lean.memory.report import CostReport, report_cost
+from dalle_lean.memory.report import CostReport, PricedModel, report_cost
 from dalle_lean.memory.shape_cost import SHAPE_ACTIVATIONS
 from dalle_lean.model.memory_plan import ACTIVATIONS, MemoryPlan
 from training.run.recipe import recipe_names

@@ -8,8 +8,8 @@ from typing import Any
 from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
 from dalle_lean.io.folder_config import MODEL_FORMAT, read_folder_config
-from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.published_models import PRESETS
+from dalle_lean.memory.report import PricedModel
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape
 from dalle_lean.words import perhaps
