@@ -6,6 +6,7 @@ B batch, S positions, L layers, D hidden size, V rows of the vocabulary, v of a 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
 from dalle_lean.memory.operations import (
@@ -104,19 +105,14 @@ def stack_kept(step: Step) -> int:
         return 2 * step.stream_bytes
     if step.activations == "checkpoint":
         return 2 * step.config.num_layers * step.stream_bytes
-    branches = branches_of(step.config)
-    if step.activations == "selective":
-        return sum(selective_kept(step, branch) for branch in branches)
-    return sum(branch_kept(step, branch) for branch in branches)
+    return sum(branch_kept(step, branch) for branch in branches_of(step.config))
 
 
 def branch_kept(step: Step, branch: BranchSpec) -> int:
-    """What autograd saves in a branch."""
-    return saved_bytes(whole_chain(step, branch))
-
-
-def selective_kept(step: Step, branch: BranchSpec) -> int:
-    """Outputs of a branch's projections; for attention also the layer's input."""
+    """What "keep" and "selective" save of a branch: everything that autograd saves; the outputs of its projections and
+    for attention also the layer's input."""
+    if step.activations == "keep":
+        return saved_bytes(whole_chain(step, branch))
     config = step.config
     tokens = step.setup.batch * config.sequence_len
     inner = config.num_heads * config.head_size
@@ -240,13 +236,10 @@ def kept_peaks(step: Step) -> Iterator[PeakPoint]:
     """
     config = step.config
     branches = branches_of(config)
-    kept_by = selective_kept if step.activations == "selective" else branch_kept
-    held, before = held_bytes(step), [0]
-    for branch in branches:
-        before.append(before[-1] + kept_by(step, branch))
+    held, before = held_bytes(step), [0, *accumulate(branch_kept(step, branch) for branch in branches)]
     for index in reversed(range(len(branches))):
         branch, first_of_layer = branches[index], index - index % 2
-        beside = 0 if index == first_of_layer else branch_kept(step, branches[first_of_layer])
+        beside = 0 if index == first_of_layer else saved_bytes(whole_chain(step, branches[first_of_layer]))
         later, earlier = {b.block for b in branches[index + 1 :]}, {b.block for b in branches[: index + 1]}
         own = Bytes(
             gradient_buffers=len(later & earlier) * sum(block_sizes(config)) * step.compute,
