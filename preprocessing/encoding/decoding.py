@@ -55,14 +55,13 @@ class Decoding:
         """Filter the sample, and decode its pixels unless it is rejected."""
         if sample.problem:
             return Rejection(sample.key, sample.problem)
-        nsfw = sample.text("NSFW")
-        if reason := self.rules.text_reject_reason(sample.caption, nsfw):
+        if reason := self.rules.text_reject_reason(sample.caption, sample.text("NSFW")):
             return Rejection(sample.key, reason)
         try:
             image = open_picture(sample.picture, self.max_pixels)
             width = original_size(sample.metadata.get("original_width"), image.width)
             height = original_size(sample.metadata.get("original_height"), image.height)
-            if reason := self.rules.reject_reason(sample.caption, nsfw, width, height):
+            if reason := self.rules.size_reject_reason(width, height):
                 return Rejection(sample.key, reason, f"{width}x{height} pixels")
             places = crop_places(image.width, image.height, self.crops)
             squares = [square_pixels(image, self.side, place) for place in places]

@@ -13,13 +13,13 @@ from typing import Any
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import MAX_PIXELS
 from dalle_lean.images.vqgan import VQGAN
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.words import counted
 from preprocessing.encoding import part_records
 from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.filters import Rules
-from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report, shard_name
+from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, shard_name
 from preprocessing.shards.manifest import (
     MAX_CODEBOOK_SIZE,
     MAX_IMAGE_SIDE,
@@ -53,7 +53,7 @@ def preprocess(
     workers: int | None = None,
     share: tuple[int, int] = (1, 1),
     make: MakeParts | None = make_parts,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> DatasetInfo | None:
     """Encode every usable picture of `source` and write the shards and `dataset.json` to `out`.
 
@@ -114,11 +114,11 @@ def preprocess(
     if (info := finished(out, settings)) is None:
         try:
             part_records.begin(out, settings)
-            missing = [part for part in missing_parts(job) if part % share[1] == share[0] - 1]
+            missing = job.missing(range(share[0] - 1, len(job.parts), share[1]))
             if missing and finished(out, settings) is None:
                 if make is None:
                     raise not_made(job, missing)
-                make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
+                make(job, vqgan, missing, Reporter(source, missing, on_progress))
             info = gather(job, vqgan, settings)
         except (ValueError, FileNotFoundError) as error:
             # Another machine may have gathered and removed the records at any moment.
@@ -164,14 +164,10 @@ def finished(out: Path, settings: dict[str, Any]) -> DatasetInfo | None:
     return info
 
 
-def missing_parts(job: EncodingJob) -> list[int]:
-    return [part for part, name in enumerate(job.parts) if not part_records.is_finished(job.out, name)]
-
-
 def gather(job: EncodingJob, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
     """Write `dataset.json` if all parts are made. Machines that do so at the same moment write the same bytes.
     FileNotFoundError if another one has just gathered and removed the records."""
-    if missing_parts(job):  # or another machine has gathered and removed their records
+    if job.missing(range(len(job.parts))):  # or another machine has gathered and removed their records
         return finished(job.out, settings)
     counts, shards = part_records.gather(job.out, job.parts)
     if job.explain:

@@ -43,27 +43,21 @@ class Rules:
         labels = None if self.allowed_nsfw is None else list(self.allowed_nsfw)
         return {**asdict(self), "allowed_nsfw": labels}
 
-    def reject_reason(self, caption: str | None, nsfw: str | None, width: int, height: int) -> str | None:
-        """The reason to reject a picture, or None to keep it.
-
-        `nsfw` is the data set's label (None or "" if it has none); `width` and `height` are the original picture's, in
-        pixels. The reasons, in the order of the checks: "caption_missing", "caption_short", "nsfw",
-        "size_not_positive", "side_short", "aspect_ratio".
-        """
-        if reason := self.text_reject_reason(caption, nsfw):
-            return reason
-        shorter, longer = sorted((width, height))
-        if self.min_side and shorter < self.min_side:
-            return "side_short" if shorter > 0 else "size_not_positive"
-        if self.max_aspect_ratio is not None and longer > self.max_aspect_ratio * shorter:
-            return "aspect_ratio"
-        return None
-
     def text_reject_reason(self, caption: str | None, nsfw: str | None) -> str | None:
-        """The part of `reject_reason` that needs no picture."""
+        """Why to reject a picture by its caption and the data set's label (None or "" if it has none): in the order of
+        the checks "caption_missing", "caption_short", "nsfw"; None to keep it."""
         length = len((caption or "").strip())
         if length < self.min_caption_length:
             return "caption_short" if length else "caption_missing"
         if nsfw and self.allowed_nsfw is not None and nsfw not in self.allowed_nsfw:
             return "nsfw"
+        return None
+
+    def size_reject_reason(self, width: int, height: int) -> str | None:
+        """As `text_reject_reason`, by the original's pixels: "size_not_positive", "side_short", "aspect_ratio"."""
+        shorter, longer = sorted((width, height))
+        if self.min_side and shorter < self.min_side:
+            return "side_short" if shorter > 0 else "size_not_positive"
+        if self.max_aspect_ratio is not None and longer > self.max_aspect_ratio * shorter:
+            return "aspect_ratio"
         return None

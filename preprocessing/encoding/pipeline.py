@@ -23,7 +23,7 @@ from dalle_lean.precision import autocast
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
 from preprocessing.encoding.duplicates import NearDuplicates
-from preprocessing.encoding.part_records import records_folder, write_record
+from preprocessing.encoding.part_records import is_finished, records_folder, write_record
 from preprocessing.shards.files import Row, write_shard
 from preprocessing.sources import Sample, Source
 
@@ -59,6 +59,10 @@ class EncodingJob:
     def parts(self) -> Sequence[str]:
         """The names of the source's parts, computed once: there can be very many."""
         return self.source.parts
+
+    def missing(self, parts: Iterable[int]) -> list[int]:
+        """Those of the parts that are not finished."""
+        return [part for part in parts if not is_finished(self.out, self.parts[part])]
 
 
 class Encoder:

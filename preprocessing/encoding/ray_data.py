@@ -21,7 +21,7 @@ import torch
 
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.require import require
-from preprocessing.encoding.part_records import finished_names, is_finished, read_record
+from preprocessing.encoding.part_records import finished_names, read_record
 from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report
 
 MAX_DEATHS = 3
@@ -120,7 +120,7 @@ def make_on_ray(
                             raise error
             except ray.exceptions.RayError as error:
                 cause = error
-            parts = [part for part in parts if part not in ended and not is_finished(job.out, job.parts[part])]
+            parts = job.missing(part for part in parts if part not in ended)
             deaths.update(parts)
             if deadly := [part for part in parts if deaths[part] >= MAX_DEATHS]:
                 where = f"at parts {deadly[0]} to {deadly[-1]} of the source"
@@ -182,8 +182,7 @@ class EncodingActor:
         error = None
         try:
             job, vqgan = self.loaded
-            parts = [int(part) for part in rows["parts"][0]]
-            make_parts(job, vqgan, [part for part in parts if not is_finished(job.out, job.parts[part])], no_report)
+            make_parts(job, vqgan, job.missing(map(int, rows["parts"][0])), no_report)
         except Exception as raised:
             raised.add_note(traceback.format_exc())
             error = raised
