@@ -9,7 +9,6 @@ from dalle_lean.images.files import MAX_PICTURE_BYTES
 from preprocessing.sources.sample import CAPTION_NAMES, KEY_NAMES, METADATA_NAMES, Sample, metadata_of, scalar
 
 PICTURE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "picture", "img", "bytes", "image_bytes")
-URL_NAMES = ("url", "URL")
 
 Kind = Literal["picture", "bytes", "other"]  # what a column holds: pictures, bytes that may be pictures, or neither
 
@@ -28,11 +27,8 @@ class Columns:
 
     picture: str
     caption: str | None
-    others: tuple[str, ...]  # key and metadata
-
-    @property
-    def names(self) -> list[str]:
-        return list(dict.fromkeys([self.picture, *([self.caption] if self.caption else []), *self.others]))
+    names: list[str]
+    """Of all columns that are read: these, the key and the metadata."""
 
     def sample(self, row: Mapping[str, Any], place: str) -> Sample:
         """A row as a sample; `place` is its key if it has none."""
@@ -56,26 +52,26 @@ class Columns:
         )
 
 
-def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, caption: str | None = None) -> Columns:
+def find_columns(table: str, kinds: Mapping[str, Kind], picture: str | None, caption: str | None) -> Columns:
     """Find the columns of a table by their names and kinds. `picture` and `caption` name columns with unusual names.
-    Raises NoPictures, or UserError if there is no column of that name."""
+    Raises NoPictures, or UserError if there is no column of that name; both name the `table`."""
     names, listed = list(kinds), ", ".join(kinds)
     for wanted in (picture, caption):
         if wanted is not None and wanted not in names:
-            raise UserError(f"no column {wanted!r}; there are: {listed}")
+            raise UserError(f"{table}: no column {wanted!r}; there are: {listed}")
     if picture is None:
         known = [name for name in PICTURE_NAMES if kinds.get(name, "other") != "other"]
         sure = [name for name in names if kinds[name] == "picture"]
         if not known and len(sure) != 1:
-            kind = OnlyAddresses if any(name in names for name in URL_NAMES) else NoPictures
-            raise kind(f"cannot tell which column holds the pictures; the columns are: {listed}")
+            kind = OnlyAddresses if any(name in names for name in METADATA_NAMES["url"]) else NoPictures
+            raise kind(f"{table}: cannot tell which column holds the pictures; the columns are: {listed}")
         picture = (known or sure)[0]
     elif kinds[picture] == "other":
-        raise NoPictures(f"the column {picture!r} does not hold pictures as bytes")
+        raise NoPictures(f"{table}: the column {picture!r} does not hold pictures as bytes")
     if caption is None:
         caption = next((name for name in CAPTION_NAMES if name in names), None)
-    wanted_names = {*KEY_NAMES, *(name for spellings in METADATA_NAMES.values() for name in spellings)}
-    return Columns(picture, caption, tuple(name for name in names if name in wanted_names and name != picture))
+    read = {picture, caption, *KEY_NAMES, *(name for spellings in METADATA_NAMES.values() for name in spellings)}
+    return Columns(picture, caption, [name for name in names if name in read])
 
 
 def as_text(value: Any) -> Any:

@@ -115,10 +115,7 @@ def columns_of(dataset: Any, name: str, picture: str | None, caption: str | None
     else:
         first: dict[str, Any] = next(iter(dataset), {})
         kinds = {column: "bytes" if isinstance(value, bytes) else "other" for column, value in first.items()}
-    try:
-        return find_columns(kinds, picture=picture, caption=caption)
-    except ValueError as error:
-        raise type(error)(f"{name}: {error}") from None
+    return find_columns(name, kinds, picture, caption)
 
 
 def kind_of(feature: Any) -> Kind:

@@ -48,15 +48,12 @@ class ParquetShards:
                 raise
             except damage():
                 continue
-            try:
-                self.columns(schema)
-            except ValueError as error:
-                raise type(error)(f"{path}: {error}") from None
+            self.columns(path, schema)
             return
 
-    def columns(self, schema: Any) -> Columns:
+    def columns(self, path: str, schema: Any) -> Columns:
         kinds = {field.name: kind_of(field.type) for field in schema}
-        return find_columns(kinds, picture=self.picture_column, caption=self.caption_column)
+        return find_columns(path, kinds, self.picture_column, self.caption_column)
 
     def samples(self, part: int) -> Iterator[Sample]:
         path = self.paths[part]
@@ -64,7 +61,7 @@ class ParquetShards:
         try:
             with File(path) as file:
                 table = open_parquet(file)
-                columns = self.columns(table.schema_arrow)
+                columns = self.columns(path, table.schema_arrow)
                 first = 0
                 for group in range(table.num_row_groups):
                     yield from read_group(table, group, columns, name, first)

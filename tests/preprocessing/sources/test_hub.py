@@ -13,7 +13,7 @@ from preprocessing.sources.columns import Columns
 from preprocessing.sources.hub import StreamedDataset, read_rows, with_picture
 from tests.preprocessing.shards_of_pictures import problems, read_all
 
-COLUMNS = Columns("image", "text", ())
+COLUMNS = Columns("image", "text", ["image", "text"])
 
 
 class ReadTimeout(Exception):
