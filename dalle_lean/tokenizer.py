@@ -17,6 +17,7 @@ from torch import Tensor
 from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import parse, read_bytes, write_bytes
 from dalle_lean.tokenizer_parts import check_parts
+from dalle_lean.words import utf8
 
 # Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 by padding ids, so no caption may contain it.
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
@@ -163,4 +164,4 @@ def encodable(caption: str) -> str:
     """The caption's first 65,536 characters; lone surrogates, which UTF-8 cannot hold, become question marks."""
     if not isinstance(caption, str):
         raise ValueError(f"a caption must be a string, not {type(caption).__name__}: {caption!r}")
-    return caption[:MOST_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+    return utf8(caption[:MOST_CHARACTERS])

@@ -6,7 +6,6 @@ config.json, model.safetensors and, if it has its own vocabulary, tokenizer.json
 Shapes: N pictures, B captions, T text positions, E features.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -217,7 +216,6 @@ def read_clip_config(folder: Path) -> dict[str, Any]:
 def rgb(name: str, values: Any, smallest: float) -> tuple[float, ...]:
     """`values` as a tuple of three; ValueError unless they are numbers in `smallest`..1."""
     numbers = tuple(values) if isinstance(values, list | tuple) else ()
-    is_number = [isinstance(number, int | float) and math.isfinite(number) for number in numbers]
-    if len(numbers) != 3 or not all(is_number) or not all(smallest <= number <= 1 for number in numbers):
+    if len(numbers) != 3 or not all(isinstance(number, int | float) and smallest <= number <= 1 for number in numbers):
         raise UserError(f"{name}={values!r}: must be three numbers in {smallest:g}..1")
     return numbers

@@ -116,7 +116,7 @@ def plan_held_out(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num
 
 
 def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int) -> Iterator[Picture]:
-    things = by_thing(drawings)
+    known = by_thing(d for d in drawings if (d.thing.name, d.set) not in held_out.drawings)
     for drawing in drawings:
         name = drawing.thing.name
         random = Random(f"{seed}/held out/{drawing.set}/{name}")
@@ -129,18 +129,16 @@ def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int
                 yield scene(drawing, ground, random)
     for name, ground in sorted(held_out.grounds):
         random = Random(f"{seed}/held out/{name}/{ground}")
-        known = [d for d in things[name] if (name, d.set) not in held_out.drawings]
-        for drawing in random.sample(known, min(2, len(known))):
+        for drawing in random.sample(known[name], min(2, len(known[name]))):
             yield scene(drawing, ground, random)
     for name, paint in sorted(held_out.paints):
         random = Random(f"{seed}/held out/painted/{name}/{paint}")
-        known = [d for d in things[name] if (name, d.set) not in held_out.drawings]
-        grounds = [ground for ground in known_grounds(known[0].thing, held_out) if ground != paint]
-        yield scene(random.choice(known), random.choice([*grounds, "white"]), random, paint)
+        grounds = [ground for ground in known_grounds(known[name][0].thing, held_out) if ground != paint]
+        yield scene(random.choice(known[name]), random.choice([*grounds, "white"]), random, paint)
         random = Random(f"{seed}/held out/painted count/{name}/{paint}")
         if plural(name):
             ground = random.choice([*grounds, "white"])
-            yield several(random.choice(known), random.choice((2, 3, 4)), ground, random, paint)
+            yield several(random.choice(known[name]), random.choice((2, 3, 4)), ground, random, paint)
     yield from _held_out_pairs(drawings, held_out, seed, num_pairs)
 
 

@@ -51,7 +51,7 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
             shards.append(shard)
         mixed = replace(
             first,
-            counts=total_counts([(info.counts, times) for _, info, times in infos]),
+            counts=total_counts([info.counts for _, info, times in infos for _ in range(times)]),
             shards=tuple(shards),
             settings={MIXED: dict(total_times)},
         )
@@ -73,14 +73,13 @@ def code_format(info: DatasetInfo) -> tuple[object, ...]:
     return info.vqgan, info.image_side, info.codebook_size, info.picture_side
 
 
-def total_counts(counts: Sequence[tuple[Counts, int]]) -> Counts:
-    """The counts of all sources together, each as many times as its number says."""
+def total_counts(counts: Sequence[Counts]) -> Counts:
     rejected: Counter[str] = Counter()
-    for one, times in counts:
-        rejected.update({reason: times * number for reason, number in one.rejected.items()})
+    for one in counts:
+        rejected.update(one.rejected)
     return Counts(
-        seen=sum(times * one.seen for one, times in counts),
-        kept=sum(times * one.kept for one, times in counts),
+        seen=sum(one.seen for one in counts),
+        kept=sum(one.kept for one in counts),
         rejected=dict(rejected),
-        further_views=sum(times * one.further_views for one, times in counts),
+        further_views=sum(one.further_views for one in counts),
     )

@@ -91,8 +91,6 @@ class CaptionedFolder(NumberedParts):
         self.folder = folder
         files = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
         self.names = sorted(path.relative_to(folder).as_posix() for path in files)
-        if not self.names:
-            raise UserError(f"{folder} holds no pictures and no metadata.jsonl")
         super().__init__(len(self.names), part_rows)
 
     def samples(self, part: int) -> Iterator[Sample]:
