@@ -5,11 +5,12 @@ Shapes: N pictures, S side in pixels.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
 from dalle_lean.errors import UserError
+from dalle_lean.fields import NonNegativeInt, PositiveInt, Range, check
 from inference.evaluation.captions import Line, drawing_path, match_kinds, read_lines, read_pixels, sample
 
 
@@ -20,31 +21,19 @@ class EvalConfig:
     best_of: tuple[int, ...] = (1, 4, 16)
     """Numbers of pictures from which the best is chosen; only 1 if nothing ranks pictures."""
     curve: tuple[int, ...] = (1, 4, 16, 64, 128)  # the same for the curve
-    curve_questions: int = 10  # questions per attribute for the curve; 0 leaves it out
-    questions: int = 60  # questions per attribute
-    captions: int = 100
-    pictures: int = 512  # held-out pictures for the tokenizer, the bits and the distances
-    train_pictures: int = 2048  # training pictures for the count models
-    nearest_among: int = 100_000  # training pictures, at most, in which the nearest to a drawn one is searched
-    grid_questions: int = 20  # questions per attribute for each sampling setting; 0 leaves the grid out
-
-    SMALLEST: ClassVar[dict[str, int]] = {
-        "questions": 1,
-        "captions": 2,
-        "pictures": 4,
-        "train_pictures": 2,
-        "nearest_among": 0,
-        "curve_questions": 0,
-        "grid_questions": 0,
-    }
+    curve_questions: NonNegativeInt = 10  # questions per attribute for the curve; 0 leaves it out
+    questions: PositiveInt = 60  # questions per attribute
+    captions: Annotated[int, Range(2)] = 100
+    pictures: Annotated[int, Range(4)] = 512  # held-out pictures for the tokenizer, the bits and the distances
+    train_pictures: Annotated[int, Range(2)] = 2048  # training pictures for the count models
+    nearest_among: NonNegativeInt = 100_000  # at most, training pictures searched for the nearest to a drawn one
+    grid_questions: NonNegativeInt = 20  # questions per attribute for each sampling setting; 0 leaves the grid out
 
     def __post_init__(self) -> None:
+        check(self)
         for name, counts in (("best_of", self.best_of), ("curve", self.curve)):
             if not counts or list(counts) != sorted({*counts}) or counts[0] < 1:
                 raise UserError(f"{name}={counts}: must be numbers from 1 up, each larger than the one before")
-        for name, smallest in self.SMALLEST.items():
-            if getattr(self, name) < smallest:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least {smallest}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

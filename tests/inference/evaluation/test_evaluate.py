@@ -210,7 +210,7 @@ def test_guidance_is_in_the_report_where_the_model_learnt_without_captions(gener
 
 @pytest.mark.parametrize("sizes", [{"captions": 1}, {"pictures": 3}, {"grid_questions": -1}, {"curve_questions": -1}])
 def test_too_few_to_measure_are_refused(sizes):
-    with pytest.raises(ValueError, match="must be at least"):
+    with pytest.raises(ValueError, match="must be a whole number of at least"):
         EvalConfig(**sizes)
 
 
