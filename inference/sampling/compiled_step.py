@@ -64,12 +64,6 @@ class CompiledStep:
         """All that is held for the codes read, and the prompts' transposed keys."""
         return [*self.keys, *self.values, self.inputs, *self.text_keys]
 
-    def restart(self, prompts: Prompts) -> None:
-        """Start again from other prompts, as many as before, in the same buffers."""
-        for buffer in (*self.keys, *self.values, self.inputs):
-            buffer.zero_()
-        self.load(prompts)
-
     def load(self, prompts: Prompts) -> None:
         """Take the prompts' keys and values, and write the codes given with them."""
         self.prompts, side = prompts, self.config.image_side

@@ -55,7 +55,7 @@ class Draw:
         if self.kernels is not None:
             codes = torch.empty(len(self.guidance), dtype=torch.int64)
             self.kernels.use_threads(min(torch.get_num_threads(), max(1, logits.numel() // CODES_PER_THREAD)))
-            self.kernels.draw(logits.numpy(), LOG_LEAST_PLAUSIBLE, *self.arrays, step, codes.numpy())
+            self.kernels.draw_kernel.draw(logits.numpy(), LOG_LEAST_PLAUSIBLE, *self.arrays, step, codes.numpy())
             return codes
         if len(logits) > len(self.guidance):
             conditional, null = logits.chunk(2)

@@ -15,30 +15,7 @@ from numba import config, prange, set_num_threads, threading_layer, types
 from numba.extending import overload
 
 from dalle_lean.compiled import compiled
-from inference.sampling.draw_kernel import draw
-from inference.sampling.matmul_kernel import (
-    MULTIPLIES_BF16,
-    MULTIPLIES_INT8,
-    multiplies,
-    multiply,
-    multiply_int8,
-    to_int8_panels,
-    to_panels,
-    units_of,
-)
-
-__all__ = [
-    "add_and_prepare",
-    "attend",
-    "draw",
-    "geglu",
-    "multiplies",
-    "multiply",
-    "multiply_int8",
-    "to_int8_panels",
-    "to_panels",
-    "units_of",
-]
+from inference.sampling import draw_kernel, matmul_kernel
 
 if "NUMBA_THREADING_LAYER" not in os.environ:
     config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
@@ -55,9 +32,10 @@ def prepare(dtype: Any) -> None:
     """
     use_threads(1)
     if dtype == np.int8:
-        if MULTIPLIES_INT8:
+        if matmul_kernel.MULTIPLIES_INT8:
             panels, empty = np.zeros((0, 1, 1), np.int32), np.zeros(0, np.float32)
-            multiply_int8(np.zeros((0, 4), np.float32), panels, np.zeros(0, np.int32), empty, empty, empty[:, None])
+            starts = np.zeros(0, np.int32)
+            matmul_kernel.multiply_int8(np.zeros((0, 4), np.float32), panels, starts, empty, empty, empty[:, None])
         dtype = np.dtype(np.float32)
     number, row, column = (np.zeros(shape, dtype) for shape in (1, (1, 2), (2, 1)))
     stream, pair, inputs = (np.zeros(shape, np.float32) for shape in ((1, 2), 2, (1, 1, 1, 2)))
@@ -65,12 +43,12 @@ def prepare(dtype: Any) -> None:
     for delta in (row, stream):  # the latter if the output is normalised
         add_and_prepare(stream, delta, pair, pair, pair, np.float32(1), inputs, 0, 0, row)
     words, code, setting = np.zeros((2, 1), np.uint64), np.zeros(1, np.int64), np.zeros(1, np.float32)
-    draw(stream, np.float32(-1), setting, code, setting, setting, words, words, 0, code)
+    draw_kernel.draw(stream, np.float32(-1), setting, code, setting, setting, words, words, 0, code)
     rotation = np.zeros((3, 2), np.float32)
     attend(np.zeros((1, 6), dtype), rotation, column, row, number, 0, 0, column, row, 1, row)
-    if dtype == np.float32 or MULTIPLIES_BF16:
+    if dtype == np.float32 or matmul_kernel.MULTIPLIES_BF16:
         units = np.zeros((0, 1), np.float32 if dtype == np.float32 else np.int32)
-        multiply(units, units[None], setting, row)
+        matmul_kernel.multiply(units, units[None], setting, row)
     if threading_layer() == "workqueue":
         raise ValueError("it found neither OpenMP nor TBB")
 

@@ -39,7 +39,8 @@ class KVCache:
         self.graphs = StepGraphs(self.batch, decoder.device) if decoder.device.type == "cuda" else None
 
     def restart(self, prompts: Prompts) -> None:
-        """Start again from other prompts, as many as before, in the same buffers."""
+        """Start again from other prompts, as many as before, in the same buffers; only plain steps can."""
+        assert isinstance(self.step, PlainStep)
         self.step.restart(prompts)
         self.codes_read = prompts.num_codes
 

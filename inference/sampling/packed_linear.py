@@ -52,11 +52,12 @@ class PanelLinear:
 
     def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, precision: Precision):
         self.kernels, self.weight, self.dtype = kernels, weight, compute_dtype(precision)
+        products = kernels.matmul_kernel
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias
         if precision == "int8":
-            self.multiply, weights = kernels.multiply_int8, kernels.to_int8_panels(weight.float())
+            self.multiply, weights = products.multiply_int8, products.to_int8_panels(weight.float())
         else:
-            self.multiply, weights = kernels.multiply, [kernels.to_panels(weight.to(self.dtype))]
+            self.multiply, weights = products.multiply, [products.to_panels(weight.to(self.dtype))]
         self.weights = *weights, array(self.bias.float().contiguous())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class PanelLinear:
             return _in_groups(x, lambda x: linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
         out = x.new_empty(len(x), len(self.bias))
         self.kernels.use_threads(torch.get_num_threads())
-        self.multiply(self.kernels.units_of(x.contiguous()), *self.weights, array(out))
+        self.multiply(self.kernels.matmul_kernel.units_of(x.contiguous()), *self.weights, array(out))
         return out
 
 
@@ -87,7 +88,7 @@ def pack_dense(weight: Tensor, bias: Tensor | None, precision: Precision, compil
     dtype = compute_dtype(precision)
     weights_dtype = torch.int8 if precision == "int8" else dtype
     module = usable_kernels(weights_dtype) if compiled and weight.device.type == "cpu" else None
-    if module is not None and module.multiplies(weight.shape, weights_dtype):
+    if module is not None and module.matmul_kernel.multiplies(weight.shape, weights_dtype):
         return PanelLinear(module, weight, bias, precision)
     if precision == "int8":
         return _int8(weight, bias)

@@ -29,7 +29,7 @@ def layer(request):
     """A layer with a bias, by the kernels' product, and its precision."""
     torch.manual_seed(0)  # so that no number lies between two roundings
     weight, bias = torch.randn(96, 52), torch.randn(96)
-    if not kernels().multiplies(weight.shape, WEIGHTS[request.param]):
+    if not kernels().matmul_kernel.multiplies(weight.shape, WEIGHTS[request.param]):
         assert not HAS_INSTRUCTIONS[request.param]
         pytest.skip(f"on this processor torch multiplies {request.param}")
     packed = pack_dense(weight, bias, request.param)
@@ -161,7 +161,7 @@ def test_it_is_compiled_for_what_numba_is_told(settings, said, tmp_path):
 
 def test_panels_hold_each_weight_once():
     weight = torch.randn(64, 6)
-    panels = kernels().to_panels(weight)
+    panels = kernels().matmul_kernel.to_panels(weight)
     assert panels.size == weight.numel()
     width = panels.shape[2]
     assert (panels[1, 5] == array(weight)[width : 2 * width, 5]).all()

@@ -164,6 +164,7 @@ def test_cancelling_frees_the_cache(decoder, monkeypatch):
 
 
 def test_graphs_are_recorded_once_for_a_batch_size_and_freed_where_drawing_is_cancelled(decoder, monkeypatch):
+    decoder = PackedDecoder(decoder.model, compiled=False)  # as on a GPU
     made, captions = [], [CAPTION, CAPTION.flip(1), CAPTION]
     expected = [draw(decoder, range(8), text) for text in captions]
     initialise = KVCache.__init__
