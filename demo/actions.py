@@ -18,8 +18,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
 from dalle_lean.words import shortened
 from demo import progress_views as views
-from demo.controls import prompt_fields
-from demo.form import LARGEST_EXACT_SEED, cut_prompt, first_rows, new_seed, read_request
+from demo.form import LARGEST_EXACT_SEED, cut_prompt, first_rows, new_seed, prompt_fields, read_request
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
@@ -78,7 +77,7 @@ class Actions:
 
     def __init__(self, service: DrawingService, parts: SimpleNamespace, examples: Sequence[str] = ()):
         self.service, self.parts, self.examples = service, parts, examples
-        self.fields = prompt_fields(service)
+        self.fields = prompt_fields(service.generator.model.config, service.generator.scorer is not None)
         self.stops: dict[str, Event] = {}  # by tab, for each tab with a drawing in progress
         self.shown = ShownByTab()
 

@@ -1,7 +1,8 @@
-"""A visitor's prompt and settings as a request, for the page and its endpoint."""
+"""A visitor's prompt and settings as a request, for the page and its endpoint; the ranges of the number fields."""
 
 import re
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,39 @@ MOST_BEST = 16
 HIGHEST_TEMPERATURE = 2
 LARGEST_SEED = 2**31
 LARGEST_EXACT_SEED = 2**53 - 1  # the seed box is a number in JavaScript
+
+
+@dataclass(frozen=True)
+class Field:
+    """A number in lowest..highest; a whole one if `step` is."""
+
+    label: str
+    lowest: float
+    highest: float
+    step: float = 1
+
+    def read(self, value: Any) -> Any:
+        """The number in the field; UserError, with its label, for anything else."""
+        whole = self.step % 1 == 0
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not self.lowest <= value <= self.highest or (whole and value % 1):
+            kind = "whole number" if whole else "number"
+            raise UserError(f"“{self.label}” must be a {kind} from {self.lowest} to {self.highest}")
+        return int(value) if whole else value
+
+
+def prompt_fields(config: DalleConfig, ranked: bool) -> dict[str, Field]:
+    """The number fields of the prompt page, by the names of `read_request`'s arguments; `ranked`: by a scorer."""
+    return {
+        "num_images": Field("Candidates", 1, MOST_IMAGES),
+        "best": Field("Show the best" if ranked else "Pictures", 1, MOST_BEST),
+        "top_k": Field("Top-k", 0, config.image_vocab_size),
+        "top_p": Field("Top-p", 0, 1, 0.01),
+        "temperature": Field("Temperature", 0, HIGHEST_TEMPERATURE, 0.05),
+        "guidance": Field("Guidance", LOWEST_GUIDANCE, HIGHEST_GUIDANCE, 0.25),
+        "seed": Field("Seed", 0, LARGEST_EXACT_SEED),
+        "rows": Field("Rows kept", 1, config.image_side - 1),
+    }
 
 
 def read_request(
@@ -56,13 +90,11 @@ def check_limits(prompt: str, settings: Settings, config: DalleConfig) -> None:
         raise UserError(f"{settings.num_images} candidates: this page draws at most {MOST_IMAGES}")
     if settings.num_best > MOST_BEST:
         raise UserError(f"the best {settings.num_best}: this page shows at most {MOST_BEST}")
-    for name, value, lowest, highest in (
-        ("top_k", settings.top_k, 0, config.image_vocab_size),
-        ("temperature", settings.temperature, 0, HIGHEST_TEMPERATURE),
-        ("guidance", settings.guidance, LOWEST_GUIDANCE, HIGHEST_GUIDANCE),
-    ):
-        if not lowest <= value <= highest:
-            raise UserError(f"{name}={value}: it must lie in {lowest}..{highest} on this page")
+    fields = prompt_fields(config, ranked=True)
+    for name in ("top_k", "temperature", "guidance"):
+        field, value = fields[name], getattr(settings, name)
+        if not field.lowest <= value <= field.highest:
+            raise UserError(f"{name}={value}: it must lie in {field.lowest}..{field.highest} on this page")
 
 
 def first_rows(service: DrawingService, codes: Tensor, rows: int) -> Tensor:

@@ -11,9 +11,8 @@ from dalle_lean.images.files import FORMATS
 from demo import progress_views as views
 from demo.actions import KEPT_S, Actions
 from demo.calculator.page import add_calculator
-from demo.controls import prompt_fields
 from demo.endpoint import add_endpoint
-from demo.form import default_settings
+from demo.form import default_settings, prompt_fields
 from demo.service.drawing_service import DrawingService
 
 TITLE = "dalle_lean"
@@ -93,9 +92,8 @@ def add_parts(service: DrawingService, card: bool) -> tuple[SimpleNamespace, Any
 
 def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
     """Add the controls in two accordions; those of `read_request`'s arguments are in `parts.inputs`, by name."""
-    side = service.generator.model.config.image_side
-    defaults, fields = default_settings(service), prompt_fields(service)
-    ranked = service.generator.scorer is not None
+    config, ranked = service.generator.model.config, service.generator.scorer is not None
+    defaults, fields = default_settings(service), prompt_fields(config, ranked)
     inputs = parts.inputs = {}
 
     def slider(name: str, info: str, **options: Any) -> None:
@@ -127,7 +125,7 @@ def add_controls(service: DrawingService, parts: SimpleNamespace) -> None:
                 height=140,
                 elem_id="upload",
             )
-            info = f"How many of the {side} rows of codes to keep, from the top; also for “More like this”"
+            info = f"How many of the {config.image_side} rows of codes to keep, from the top; also for “More like this”"
             slider("rows", info, elem_id="rows")
         with gr.Column(min_width=240):
             parts.given = gr.HTML(elem_id="given")

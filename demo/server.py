@@ -56,6 +56,8 @@ class PatientServer(gradio.http_server.Server):
 
 
 gradio.http_server.Server = PatientServer  # type: ignore[misc]
+# Gradio's own check of a number prints a traceback and says nothing on the page. `Field.read` checks instead.
+gr.Number.raise_if_out_of_bounds = staticmethod(lambda num, minimum, maximum: None)  # type: ignore[method-assign]
 
 
 def free_port(host: str, first: int, tries: int = PORTS_TRIED, option: str = "--port") -> int:

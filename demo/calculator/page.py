@@ -21,7 +21,7 @@ from demo.calculator.switches import (
     report_with,
     sharing_choices,
 )
-from demo.controls import Field
+from demo.form import Field
 from training.run.subjects import find_subject
 
 GPU_GB = 8.0

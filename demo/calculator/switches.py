@@ -96,8 +96,6 @@ def report_with(
     Raises:
         UserError: the trainer would refuse these settings.
     """
-    if not 0 < budget_gb < float("inf"):
-        raise UserError(f"a GPU of {budget_gb:g} GB: its memory must be a number above 0")
     if switches.offload and not switches.optimizer.startswith("lamb"):
         raise UserError("only LAMB can be offloaded: choose it, or keep the optimizer on the GPU")
     default = find_subject(name)

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from demo.controls import prompt_fields
-from demo.form import LARGEST_EXACT_SEED
+from demo.form import LARGEST_EXACT_SEED, prompt_fields
 from demo.service.drawing_service import DrawingService
 from demo.service.scheduler import Scheduler
 from tests.demo.conftest import TAB, WISH, answer, named_actions
@@ -42,9 +41,13 @@ WRONG = {
 }
 
 
+def fields_of(service):
+    return prompt_fields(service.generator.model.config, service.generator.scorer is not None)
+
+
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, wrong in WRONG.items() for value in wrong])
 def test_a_number_that_does_not_fit_its_field_is_answered_with_the_fields_label_and_range(service, name, value):
-    field = prompt_fields(service)[name]
+    field = fields_of(service)[name]
     (only,) = answer(service, values={**WISH, name: value})
     assert re.search(
         f"“{field.label}” must be a (whole )?number from {field.lowest} to {field.highest}[.]<", only["status"]
@@ -52,9 +55,9 @@ def test_a_number_that_does_not_fit_its_field_is_answered_with_the_fields_label_
 
 
 def test_a_number_may_be_at_either_end_of_its_field_and_a_whole_one_may_come_as_a_float(service):
-    for field in prompt_fields(service).values():
+    for field in fields_of(service).values():
         assert [field.read(float(value)) for value in (field.lowest, field.highest)] == [field.lowest, field.highest]
-    assert isinstance(prompt_fields(service)["seed"].read(3.0), int)
+    assert isinstance(fields_of(service)["seed"].read(3.0), int)
 
 
 @pytest.mark.parametrize(("num_images", "shown"), [(1, 1), (3, 3), (6, 4)])
