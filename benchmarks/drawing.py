@@ -13,13 +13,12 @@ from benchmarks.timing import now
 from dalle_lean.images.vqgan import VQGAN
 from inference.ranking import decode_and_score
 from inference.request import Settings
-from inference.sampling.draw import Row
 from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.noise import GumbelNoise
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import sample_codes
+from inference.sampling.sampler import Row, sample_codes
 from inference.scorer import Scorer
 
 

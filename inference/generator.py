@@ -29,11 +29,10 @@ from dalle_lean.vocabulary import Vocabulary
 from inference.batching import Batch, Kind, default_batch_size, halve_large, plan_batches
 from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings, tidy
-from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.packed_linear import Precision, check_precision, fastest_precision
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import sample_codes
+from inference.sampling.sampler import Row, sample_codes
 from inference.scorer import Scorer, check_scorer_spec, make_scorer
 
 

@@ -6,13 +6,11 @@ twice: also with an empty caption); C codebook.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from inference.sampling.compiled_step import CompiledStep, kernels_for
-from inference.sampling.cuda_graphs import StepGraphs
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.plain_step import PlainStep
 from inference.sampling.prefill import Prompts
@@ -32,11 +30,13 @@ class KVCache:
         self.codes_read = prompts.num_codes
         kernels = kernels_for(decoder)
         self.step: PlainStep | CompiledStep
-        if kernels is None:
-            self.step = PlainStep(decoder, prompts, self.batch)
-        else:
+        self.graphs: StepGraphs | None = None
+        if kernels is not None:
             self.step = CompiledStep(kernels, decoder, prompts, self.batch)
-        self.graphs = StepGraphs(self.batch, decoder.device) if decoder.device.type == "cuda" else None
+        else:
+            self.step = PlainStep(decoder, prompts, self.batch)
+            if decoder.device.type == "cuda":
+                self.graphs = StepGraphs(self.step, self.batch, decoder.device)
 
     def restart(self, prompts: Prompts) -> None:
         """Start again from other prompts, as many as before, in the same buffers; only plain steps can."""
@@ -56,11 +56,49 @@ class KVCache:
         assert self.codes_read < self.config.image_len - 1, "nothing follows the last code"
         row, column = divmod(self.codes_read, self.config.image_side)
         place = torch.full((1,), self.codes_read, device=self.decoder.device)  # without waiting for the device
-        arguments = codes.expand(self.batch), column, row, place
-        run = partial(self.graphs.run, self.step) if self.graphs else self.step  # type: ignore[arg-type]
-        logits = run(*arguments)
+        logits = (self.graphs or self.step)(codes.expand(self.batch), column, row, place)
         self.codes_read += 1
         return logits[: self.pictures]
+
+
+class StepGraphs:
+    """The graphs of one cache's step on a CUDA device: each call launches hundreds of small kernels at once.
+
+    The operations of a step depend on the column of the code that it reads, and on the row only through tensors. So
+    there is one graph per column, recorded the second time that this column is read.
+    """
+
+    def __init__(self, step: PlainStep, batch: int, device: torch.device):
+        self.step, self.device = step, device
+        self.codes = torch.zeros(batch, dtype=torch.long, device=device)
+        self.place = torch.zeros(1, dtype=torch.long, device=device)
+        self.row = torch.zeros(1, dtype=torch.long, device=device)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        # Graphs of one cache never run at the same time, so they share their memory.
+        self.pool = torch.cuda.graph_pool_handle()
+        self.warmed_up: set[int] = set()
+
+    def __call__(self, codes: Tensor, column: int, row: int, place: Tensor) -> Tensor:
+        """The step's logits, which the next call overwrites."""
+        self.codes.copy_(codes)
+        self.place.copy_(place)
+        self.row.fill_(row)
+        if column not in self.warmed_up:
+            # In their first run libraries initialise themselves, which cannot be recorded.
+            self.warmed_up.add(column)
+            return self.step(self.codes, column, self.row, self.place)
+        if column not in self.graphs:
+            graph = torch.cuda.CUDAGraph()
+            # On this device, which need not be the current one; other threads may use CUDA meanwhile.
+            with (
+                torch.cuda.device(self.device),
+                torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
+            ):
+                logits = self.step(self.codes, column, self.row, self.place)
+            self.graphs[column] = graph, logits
+        graph, logits = self.graphs[column]
+        graph.replay()
+        return logits
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from dalle_lean.model import attention
 from dalle_lean.tokenizer import Tokenizer
 from inference.request import Settings
 from inference.sampling import kv_cache
-from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import sample_codes
+from inference.sampling.sampler import Row, sample_codes
 from tests.fake_cuda import fake_cuda, moved
 from tests.inference.tiny_model import CAPTIONS, tiny_clip, tiny_dalle
 
@@ -19,11 +18,11 @@ from tests.inference.tiny_model import CAPTIONS, tiny_clip, tiny_dalle
 class Eager:
     """Runs the very step that CUDA graphs record, without recording it."""
 
-    def __init__(self, batch: int, device: torch.device):
-        self.row = torch.zeros(1, dtype=torch.long, device=device)
+    def __init__(self, step, batch: int, device: torch.device):
+        self.step, self.row = step, torch.zeros(1, dtype=torch.long, device=device)
 
-    def run(self, step, codes, column, row, place):
-        return step(codes, column, self.row.fill_(row), place)
+    def __call__(self, codes, column, row, place):
+        return self.step(codes, column, self.row.fill_(row), place)
 
 
 @pytest.mark.parametrize(  # every two choices meet

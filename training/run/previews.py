@@ -12,10 +12,9 @@ from dalle_lean.images.files import to_uint8
 from dalle_lean.io.files import atomic_write
 from inference.gallery import tile_sheet
 from inference.request import Settings
-from inference.sampling.draw import Row
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import sample_codes
+from inference.sampling.sampler import Row, sample_codes
 
 
 def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = 64) -> Tensor:

@@ -7,9 +7,9 @@ import torch
 
 from dalle_lean import Dalle, DalleConfig
 from inference.request import Settings
-from inference.sampling.draw import Draw, Row
 from inference.sampling.load_kernels import kernels
 from inference.sampling.packed_decoder import PackedDecoder
+from inference.sampling.sampler import Draw, Row
 from tests.tiny import DALLE_FIELDS
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="numba cannot be used here")

@@ -2,19 +2,17 @@
 
 import weakref
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dalle_lean.convert import from_dalle_pytorch
 from inference.request import Settings
-from inference.sampling.draw import Row
 from inference.sampling.filtering import LEAST_PLAUSIBLE, filter_logits, sample
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import sample_codes
+from inference.sampling.sampler import Row, sample_codes
 from tests import golden_data as golden
 from tests.inference.tiny_model import tiny_dalle
 
@@ -171,7 +169,7 @@ def test_graphs_are_recorded_once_for_a_batch_size_and_freed_where_drawing_is_ca
 
     def with_graphs(cache, decoder, prompts, batch):
         initialise(cache, decoder, prompts, batch)
-        cache.graphs = SimpleNamespace(run=lambda step, codes, column, row, place: step(codes, column, row, place))
+        cache.graphs = cache.step
         made.append(batch)
 
     monkeypatch.setattr(KVCache, "__init__", with_graphs)
