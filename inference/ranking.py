@@ -155,10 +155,10 @@ def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> l
     return different + equal
 
 
-def decode_batch_size(config: VQGANConfig, side: int, budget_bytes: int = DECODE_BUDGET_BYTES) -> int:
+def decode_batch_size(config: VQGANConfig, side: int) -> int:
     """How many pictures of side x side codes to decode at once: 8, halved until they fit the budget, at least 1."""
     size = DECODE_BATCH
-    while size > 1 and size * decode_bytes(config, side) > budget_bytes:
+    while size > 1 and size * decode_bytes(config, side) > DECODE_BUDGET_BYTES:
         size //= 2
     return size
 

@@ -39,14 +39,9 @@ def augment(pixels: Tensor, generator: torch.Generator) -> Tensor:
         return torch.rand(count, 1, 1, 1, generator=generator) < share
 
     angle, scale = 0.17 * uniform(), 1 + 0.15 * uniform()
-    theta = torch.stack(
-        [
-            torch.stack([angle.cos() * scale, -angle.sin() * scale], dim=1),
-            torch.stack([angle.sin() * scale, angle.cos() * scale], dim=1),
-        ],
-        dim=1,
-    )
-    theta = torch.cat([theta, 0.12 * uniform(2)[:, :, None]], dim=2)  # the grid spans -1..1
+    cosine, sine = angle.cos() * scale, angle.sin() * scale
+    rotation = torch.stack([cosine, -sine, sine, cosine], dim=1).view(count, 2, 2)
+    theta = torch.cat([rotation, 0.12 * uniform(2)[:, :, None]], dim=2)  # the grid spans -1..1
     grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
     moved = F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
     mixing = torch.eye(3) + 0.2 * torch.randn(count, 3, 3, generator=generator)

@@ -64,7 +64,13 @@ def test_closing_ends_the_thread_and_what_it_iterates(started):
     assert not started()
 
 
-def test_a_wait_is_told_again_and_again():
+@pytest.fixture
+def in_haste(monkeypatch):
+    for name in ("POLL_S", "NOTICE_S"):
+        monkeypatch.setattr(f"training.data.prefetch.{name}", 0.02)
+
+
+def test_a_wait_is_told_again_and_again(in_haste):
     told = []
     go = threading.Event()
 
@@ -77,12 +83,12 @@ def test_a_wait_is_told_again_and_again():
         if len(told) == 3:
             go.set()
 
-    assert list(prefetch(items(), 1, on_wait, notice_s=0.02)) == [1]
+    assert list(prefetch(items(), 1, on_wait)) == [1]
     assert told[:3] == sorted(told[:3])
     assert told[0] >= 0.02
 
 
-def test_waiting_can_be_ended_while_the_thread_hangs():
+def test_waiting_can_be_ended_while_the_thread_hangs(in_haste):
     go, asked = threading.Event(), []
 
     def items():
@@ -94,5 +100,5 @@ def test_waiting_can_be_ended_while_the_thread_hangs():
         go.set()
         return True
 
-    assert list(prefetch(items(), 1, stop_waiting=stop_waiting, notice_s=0.02)) == [1]
+    assert list(prefetch(items(), 1, stop_waiting=stop_waiting)) == [1]
     assert asked == [0]

@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from dataclasses import replace
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice, pairwise
 
@@ -22,7 +21,6 @@ from tests.training.conftest import windows_of_a_pass, write_shards
 from tests.training.runs import at_step, losses, saved_progress
 from training.data.catalog import find_shards, published_files
 from training.data.loader import TrainingData
-from training.data.prefetch import wait_for
 from training.data.sampler import Position
 from training.run.recipe import DataRecipe, load_recipe
 from training.trainer import train
@@ -289,15 +287,12 @@ def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards
 
 
 def test_a_wait_for_a_batch_says_what_is_being_read(remote, server, tokenizer, noticed, monkeypatch):
-    monkeypatch.setattr("training.data.prefetch.wait_for", partial(in_haste, wait_for))
+    monkeypatch.setattr("training.data.prefetch.POLL_S", 0.2)
+    monkeypatch.setattr("training.data.prefetch.NOTICE_S", 0.2)
     server.coming = [None, None, "hang"]
     data = training_data(replace(remote, patience=replace(HASTY, timeout_s=10)))
     assert len(list(islice(data.ahead(data.batches(20, tokenizer, 6)), 3))) == 3
     assert any(re.fullmatch(r"still waiting for data after \d+ s: reading http.*\.parquet", line) for line in noticed)
-
-
-def in_haste(real, made, on_wait, stop_waiting, notice_s):
-    return real(made, on_wait, stop_waiting, 0.2)
 
 
 def test_files_without_a_dataset_json_are_found_by_datasets_and_read_with_codes_that_are_told(
