@@ -20,8 +20,7 @@ from dalle_lean.fields import NonNegativeInt, PositiveInt, Range, Share, check
 from dalle_lean.io.files import parse, read_text, write_bytes
 from dalle_lean.require import require
 from training.data.catalog import is_url
-from training.run.fields import typed_section
-from training.run.recipe import MOST_RECIPE_BYTES, SHARED_SCHEDULE, Recipe
+from training.run.recipe import MOST_RECIPE_BYTES, SHARED_SCHEDULE, Recipe, typed_section
 
 SWARM_TOML = "swarm.toml"
 PROTOCOL = 2
