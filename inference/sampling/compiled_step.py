@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inference.sampling import load_kernels
 from inference.sampling.kv_layout import Window, window_of
-from inference.sampling.load_kernels import array, usable_kernels
+from inference.sampling.load_kernels import array
 from inference.sampling.packed_decoder import BranchWeights, LayerWeights, PackedDecoder, normalise
 from inference.sampling.plain_step import load_inputs
 from inference.sampling.prefill import Prompts
@@ -22,7 +23,7 @@ from inference.sampling.prefill import Prompts
 def kernels_for(decoder: PackedDecoder) -> ModuleType | None:
     """The kernels, if they can take this decoder's steps."""
     fits = decoder.compiled and decoder.device.type == "cpu" and decoder.config.head_size % 2 == 0
-    return usable_kernels(decoder.dtype) if fits else None
+    return load_kernels.kernels(decoder.dtype) if fits else None
 
 
 class CompiledStep:

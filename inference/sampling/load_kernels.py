@@ -16,15 +16,18 @@ if hasattr(os, "register_at_fork"):
     def note_fork() -> None:
         """GNU OpenMP ends a process that uses it after its parent has used it."""
         global forked
-        forked = kernels.cache_info().currsize > 0
+        forked = forked or kernels.cache_info().currsize > 0
+        kernels.cache_clear()
 
     os.register_at_fork(after_in_child=note_fork)
 
 
 @cache
 def kernels(dtype: torch.dtype = torch.float32) -> ModuleType | None:
-    """The kernels, compiled for float32, bfloat16 or int8; None without numba, and with a warning if numba is installed
-    but does not work."""
+    """The kernels, compiled for float32, bfloat16 or int8; None without numba, in a process that was forked after its
+    parent had used them, and with a warning if numba is installed but does not work."""
+    if forked:
+        return None
     threads = torch.get_num_threads()
     try:
         module = importlib.import_module("inference.sampling.kernels")
@@ -39,11 +42,6 @@ def kernels(dtype: torch.dtype = torch.float32) -> ModuleType | None:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
     return module
-
-
-def usable_kernels(dtype: torch.dtype = torch.float32) -> ModuleType | None:
-    """`kernels`, or None in a process that its parent forked after it had used them."""
-    return None if forked else kernels(dtype)
 
 
 def array(tensor: Tensor) -> Any:

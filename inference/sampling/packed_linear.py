@@ -15,7 +15,7 @@ from torch.nn.functional import linear, pad
 from dalle_lean.errors import UserError
 from dalle_lean.precision import onednn_multiplies_bf16
 from inference.sampling import load_kernels
-from inference.sampling.load_kernels import array, usable_kernels
+from inference.sampling.load_kernels import array
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 """Of weights and activations; with int8 the activations are float32, rounded to bytes for each product."""
@@ -87,7 +87,7 @@ def pack_dense(weight: Tensor, bias: Tensor | None, precision: Precision, compil
         precision = "fp32"  # the sum of so many products of bytes could overflow
     dtype = compute_dtype(precision)
     weights_dtype = torch.int8 if precision == "int8" else dtype
-    module = usable_kernels(weights_dtype) if compiled and weight.device.type == "cpu" else None
+    module = load_kernels.kernels(weights_dtype) if compiled and weight.device.type == "cpu" else None
     if module is not None and module.matmul_kernel.multiplies(weight.shape, weights_dtype):
         return PanelLinear(module, weight, bias, precision)
     if precision == "int8":
