@@ -4,9 +4,10 @@ I codes in a picture.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from dalle_lean.errors import UserError, check_guidance
+from dalle_lean.fields import PositiveInt, Range, check
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,22 +26,14 @@ class Settings:
     top_k: int = 256  # draw only from the k most likely codes; 0 is off
     top_p: float = 0.75  # draw only from the most likely codes that make up this probability, 0..1; 1 is off
     temperature: float = 1.0  # 0 takes the most likely code each time
-    seed: int = 0  # 0..2^64-1
+    seed: Annotated[int, Range(0, 2**64 - 1)] = 0
     guidance: float = 1.0
     """Scale of classifier-free guidance, for models trained with caption dropout; 1 is off. See `filtering.guide`."""
-    num_images: int = 128
-    best: int | None = None  # how many to keep; None is 4, or all if fewer are drawn
+    num_images: PositiveInt = 128
+    best: PositiveInt | None = None  # how many to keep; None is 4, or all if fewer are drawn
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name in ("top_p", "temperature", "guidance"):
-                if not isinstance(value, int | float):
-                    raise UserError(f"{name}={value}: it must be a number")
-            elif not (isinstance(value, int) or (name == "best" and value is None)):
-                raise UserError(f"{name}={value}: it must be a whole number")
-        for name, value in (("num_images", self.num_images), ("best", self.num_best)):
-            if value < 1:
-                raise UserError(f"{name}={value}: it must be at least 1")
+        check(self)
         if self.num_best > self.num_images:
             raise UserError(
                 f"cannot keep the best {self.best} of {self.num_images} candidates; draw more or keep fewer"
@@ -53,8 +46,6 @@ class Settings:
             allowed = f"0, which takes the likeliest code each time, to {HIGHEST_TEMPERATURE:,.0f}"
             raise UserError(f"temperature={self.temperature}: it must be from {allowed}")
         check_guidance(self.guidance)
-        if not 0 <= self.seed < 2**64:
-            raise UserError(f"seed={self.seed}: it must lie in 0..{2**64 - 1}")
 
     @property
     def num_best(self) -> int:

@@ -119,7 +119,15 @@ def test_an_empty_prompt_is_refused(generator, prompt):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"num_images": 0}, {"best": 0}, {"num_images": 2.5}, {"top_k": -1}, {"top_k": 2**64}, {"seed": None}),
+        *(
+            {"num_images": 0},
+            {"best": 0},
+            {"num_images": 2.5},
+            {"num_images": True},
+            {"top_k": -1},
+            {"top_k": 2**64},
+            {"seed": None},
+        ),
         *({"top_p": 1.1}, {"top_p": -0.1}, {"top_p": math.nan}, {"seed": -1}, {"seed": 2**64}, {"guidance": -0.5}),
         *({"temperature": value} for value in (None, -1.0, math.nan, 1e300)),
     ],
