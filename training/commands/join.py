@@ -74,8 +74,8 @@ def join(
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
     from training.swarm.network.dht import prepare_process
+    from training.swarm.peer.gradient_worker import run_rank
     from training.swarm.peer.join import measure, take_part
-    from training.swarm.peer.rank_worker import run_rank
     from training.swarm.peer.status_line import summary
     from training.swarm.preflight.survey import JoinOptions, survey
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import DIE, ROOT, processes_of, send
 from training.data.catalog import find_shards
-from training.data.loader import TrainingData
+from training.data.loader import Batch, TrainingData
 from training.run.recipe import load_recipe
 from training.swarm.config import SwarmSection, SwarmSettings, TimingSection, WireSection, write_settings
 
@@ -356,6 +356,14 @@ def make_settings(
         tokenizer_fingerprint=sha256_file(folder / "tokenizer.json"),
     )
     return SwarmSettings(recipe=recipe, swarm=swarm, wire=wire, timing=timing)
+
+
+def batches_of(settings: SwarmSettings, folder: Path, peer: str, batch_size: int) -> Iterator[Batch]:
+    """The batches in the order of a peer with this id; `folder` holds tokenizer.json."""
+    data = TrainingData(find_shards(settings.swarm.data), settings.recipe.data, peer)
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    for batch, _ in data.batches(batch_size, tokenizer, settings.recipe.model["text_len"]):
+        yield batch
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> None:

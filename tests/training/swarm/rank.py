@@ -16,7 +16,7 @@ from training.data.catalog import find_shards
 from training.swarm.config import read_settings
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
-from training.swarm.peer.rank_worker import Work, open_peer, run_rank
+from training.swarm.peer.gradient_worker import Work, open_peer, run_rank
 from training.swarm.peer.trainer import Peer
 
 
@@ -41,7 +41,8 @@ def main(folder: Path, steps: int) -> None:
         log_to(folder / "log")
         dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
         processes.from_first(Work(folder, 4, settings.recipe.memory))
-        worker = ToldPeer(settings, dht, shards, tokenizer, folder=place, batch_size=4, processes=processes)
+        options = {"batch_size": 4, "memory": settings.recipe.memory, "processes": processes}
+        worker = ToldPeer(settings, dht, shards, tokenizer, folder=place, **options)
         worker.learnt = []
         worker.run()
         processes.from_first(None)

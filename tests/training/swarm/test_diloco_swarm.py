@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dalle_lean.tokenizer import Tokenizer
-from tests.training.swarm.harness import TIMING, Swarm
-from training.data.catalog import find_shards
+from tests.training.swarm.harness import TIMING, Swarm, batches_of
 from training.step.learner import Learner
 from training.swarm.config import WireSection
 from training.swarm.optimizer.diloco import OuterSGD, PseudoGradientAverager
@@ -81,29 +79,17 @@ def test_one_peer_whose_outer_step_goes_the_whole_way_learns_as_without_a_swarm(
     with Swarm(tmp_path, wire=wire, nursery=nursery, batch_size=8) as swarm:
         peer = swarm.start("trainer", batch_size=8, samples_per_s=40.0)
         peer.wait_for_step(3)
-        settings, folder = swarm.settings, tmp_path / "alone"
-        alone = GradientWorker(
-            settings,
-            find_shards(settings.swarm.data),
-            Tokenizer.from_file(tmp_path / "tokenizer.json"),
-            identity=peer.last("here")["peer"],
-            folder=folder,
-            batch_size=8,
-            memory=dataclasses.replace(settings.recipe.memory, micro_batches=1),
-        )
+        settings = swarm.settings
+        memory = dataclasses.replace(settings.recipe.memory, micro_batches=1)
+        alone = GradientWorker(settings, batch_size=8, memory=memory)
         assert isinstance(alone.gradients, Learner)
         steps = [event["samples"] // 8 for event in peer.events("step") if 0 < event["epoch"] <= 3]
-        taken = 0
-        with alone.batches() as batches:
-            for epoch, until in enumerate(steps):
-                for place in range(until - taken):
-                    alone.learn_from(next(batches)[0], 5 * epoch + min(place, 4) + 1)
-                taken = until
-                groups = alone.gradients.optimizer.param_groups
-                expected = torch.cat(
-                    [parameter.detach().flatten() for group in groups for parameter in group["params"]]
-                )
-                np.testing.assert_allclose(peer.parameters(epoch + 1), expected, rtol=0, atol=1e-5)
+        batches, taken = batches_of(settings, tmp_path, peer.last("here")["peer"], 8), 0
+        for epoch, until in enumerate(steps):
+            for place in range(until - taken):
+                alone.learn_from(next(batches), 5 * epoch + min(place, 4) + 1)
+            taken = until
+            np.testing.assert_allclose(peer.parameters(epoch + 1), flat(alone), rtol=0, atol=1e-5)
         assert np.abs(peer.parameters(3) - peer.parameters(1)).max() > 1e-3
 
 

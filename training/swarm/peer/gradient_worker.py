@@ -1,34 +1,41 @@
-"""A process that computes gradients of a run, on its own part of the data."""
+"""The processes of a peer, one for each GPU: they compute gradients of their shares of its batches.
+
+Only rank 0, the Peer, communicates with the swarm and reads data. torch averages the gradients, as in training alone.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dalle_lean import Dalle
-from dalle_lean.io.files import read_json, write_json
-from dalle_lean.tokenizer import Tokenizer
-from training.data.catalog import ShardSet
-from training.data.loader import Batch, TrainingData
-from training.data.sampler import Position
+from dalle_lean.errors import UserError
+from training.data.loader import Batch
 from training.run.draws import crop_of_step
-from training.run.processes import ALONE, Processes
+from training.run.processes import ALONE, Processes, open_processes
 from training.run.recipe import MemoryRecipe
 from training.step.gradients import GradientComputer
 from training.step.learner import Learner
-from training.swarm.config import SwarmSettings
+from training.swarm.config import SwarmSettings, read_settings
 
-POSITION_FILE = "cursor.json"
+
+@dataclass(frozen=True)
+class Work:
+    """What rank 0 tells the others before it starts a peer."""
+
+    folder: Path
+    """Holds the run's swarm.toml."""
+    batch_size: int
+    memory: MemoryRecipe
 
 
 @dataclass(frozen=True)
 class Order:
-    """What rank 0 of a peer tells its other processes before each batch."""
+    """What rank 0 tells the others before each batch."""
 
     step: int
     """Of the schedule."""
@@ -36,7 +43,7 @@ class Order:
     """Whether the swarm has changed the weights."""
 
 
-class StepWorker:
+class GradientWorker:
     """A process that computes gradients for a run, together with the other processes of its peer.
 
     Args:
@@ -51,11 +58,11 @@ class StepWorker:
         settings: SwarmSettings,
         *,
         batch_size: int,
-        memory: MemoryRecipe | None = None,
+        memory: MemoryRecipe,
         processes: Processes = ALONE,
     ):
         self.settings, self.batch_size, self.processes = settings, batch_size, processes
-        recipe, memory = settings.recipe, memory or settings.recipe.memory
+        recipe = settings.recipe
         model = build_model(settings).to(processes.device)
         micro_batch_size = -(-batch_size // memory.micro_batches)
         if self.has_inner_steps:
@@ -104,54 +111,40 @@ class StepWorker:
         return loss_nats if finite else math.nan
 
 
-class GradientWorker(StepWorker):
-    """Rank 0 of a peer, which reads the data.
+def open_peer(device: str) -> Processes:
+    """The processes that share this peer's work; ValueError if they span several machines: each is its own peer."""
+    world, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if world != here:
+        raise UserError(f"{world} processes, {here} of them on this machine: start torchrun separately on each machine")
+    return open_processes(device if world == 1 else device.partition(":")[0])
 
-    Args:
-        identity: the peer id, which seeds its order of the data.
-        folder: stores its position in the data, from which it continues.
-        options: see StepWorker.
-    """
 
-    def __init__(
-        self,
-        settings: SwarmSettings,
-        shards: ShardSet,
-        tokenizer: Tokenizer,
-        *,
-        identity: str,
-        folder: Path,
-        **options: Any,
-    ):
-        super().__init__(settings, **options)
-        self.tokenizer, self.folder, self.position_file = tokenizer, folder, folder / POSITION_FILE
-        self.data = TrainingData(shards, settings.recipe.data, identity)
+def run_rank(device: str) -> None:
+    """Compute batches for rank 0 until it sends None; a sentence means that it rejoins the run."""
+    processes, worker = open_peer(device), None
+    told: Work | Order | str | None
+    with processes.together():
+        while (told := processes.from_first(None)) is not None:
+            if isinstance(told, Work):
+                leave_signals_to_first()
+                settings = read_settings(told.folder)
+                worker = GradientWorker(settings, batch_size=told.batch_size, memory=told.memory, processes=processes)
+            elif isinstance(told, Order):
+                assert worker is not None
+                worker.follow(told)
+                if not worker.has_inner_steps:
+                    worker.model.zero_grad(set_to_none=True)
+            else:
+                worker = None  # frees its memory until the next Work
+                if processes.device.type == "cuda":
+                    torch.cuda.empty_cache()
+    processes.close()
 
-    def batches(
-        self, stop_waiting: Callable[[], bool] | None = None
-    ) -> AbstractContextManager[Iterator[tuple[Batch, Position]]]:
-        """Endless prefetched batches for all processes, from the saved position, each with the position after it."""
-        size = self.batch_size * self.processes.world
-        batches = self.data.batches(size, self.tokenizer, self.model.config.text_len, self.read_position())
-        pin = self.gradients.device.type == "cuda"
-        return closing(self.data.ahead(batches, pin=pin, stop_waiting=stop_waiting))
 
-    def read_position(self) -> Position:
-        if not self.position_file.exists():
-            return Position()
-        saved: dict[str, Any] = read_json(self.position_file)
-        if any(saved.get(name) != value for name, value in self.order.items()):
-            return Position()  # of another run, or in another order
-        return Position.from_dict(saved["position"])
-
-    def write_position(self, position: Position) -> None:
-        """Save the position; what precedes it is not read again."""
-        write_json(self.position_file, {**self.order, "position": position.to_dict()})
-
-    @property
-    def order(self) -> dict[str, Any]:
-        """What a position depends on. An earlier version may have saved part 0 of 2."""
-        return {"run": self.settings.run_id, "identity": self.data.identity, "part": 0, "parts": 1}
+def leave_signals_to_first() -> None:
+    """Only rank 0 handles Ctrl+C and SIGTERM."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def build_model(settings: SwarmSettings) -> Dalle:

@@ -3,20 +3,23 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hivemind
 from hivemind.utils import get_dht_time
 
 from dalle_lean.ending import Terminated
+from dalle_lean.io.files import read_json, write_json
 from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.heldout import heldout_rows
-from training.data.loader import Batch, collate
+from training.data.loader import Batch, TrainingData, collate
+from training.data.sampler import Position
 from training.run.graceful_stop import interrupt_deferred, raise_interrupt
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
@@ -41,6 +44,7 @@ class Peer(GradientWorker):
     """A trainer of a run.
 
     Args:
+        folder: stores its position in the data, from which it continues.
         options: see GradientWorker; a batch is what this peer computes between two reports to the others. With several
             processes, this is rank 0, and the others run `run_rank`.
         on_step: called with the metrics after each batch and each step of the swarm.
@@ -54,15 +58,18 @@ class Peer(GradientWorker):
         shards: ShardSet,
         tokenizer: Tokenizer,
         *,
+        folder: Path,
         on_step: Callable[["Peer", PeerMetrics], None] = lambda *_: None,
         on_download: Callable[[int, int, str], None] = lambda *_: None,
         on_notice: OnNotice = silent,
         addresses: Sequence[str] = (),
         **options: Any,
     ):
-        super().__init__(settings, shards, tokenizer, identity=dht.peer_id.to_base58(), **options)
+        super().__init__(settings, **options)
         self.dht, self.on_step, self.on_download, self.on_notice = dht, on_step, on_download, on_notice
         data = settings.recipe.data
+        self.tokenizer, self.folder, self.position_file = tokenizer, folder, folder / "cursor.json"
+        self.data = TrainingData(shards, data, dht.peer_id.to_base58())  # each peer has its own order
         count = min(VALIDATION_SAMPLES, data.heldout_samples)
         rows = heldout_rows(shards, data.heldout_share, count, VALIDATION_SHARDS)
         self.metrics, self.pace = PeerMetrics(), StepPace()
@@ -202,7 +209,7 @@ class Peer(GradientWorker):
 
     def train(self) -> None:
         """Add the batches' gradients to the swarm's steps, except those that are not finite."""
-        with self.batches(stop_waiting=self.interrupted) as ahead:
+        with self.batches() as ahead:
             losses: list[float] = []
             for batch, position in ahead:
                 if self.interrupted() or self.finished:
@@ -225,6 +232,30 @@ class Peer(GradientWorker):
                     losses.clear()
                     self.write_position(position)
                 self.report_metrics()
+
+    def batches(self) -> AbstractContextManager[Iterator[tuple[Batch, Position]]]:
+        """Endless prefetched batches for all processes, from the saved position, each with the position after it."""
+        size = self.batch_size * self.processes.world
+        batches = self.data.batches(size, self.tokenizer, self.model.config.text_len, self.read_position())
+        pin = self.gradients.device.type == "cuda"
+        return closing(self.data.ahead(batches, pin=pin, stop_waiting=self.interrupted))
+
+    def read_position(self) -> Position:
+        if not self.position_file.exists():
+            return Position()
+        saved: dict[str, Any] = read_json(self.position_file)
+        if any(saved.get(name) != value for name, value in self.order.items()):
+            return Position()  # of another run, or in another order
+        return Position.from_dict(saved["position"])
+
+    def write_position(self, position: Position) -> None:
+        """Save the position; what precedes it is not read again."""
+        write_json(self.position_file, {**self.order, "position": position.to_dict()})
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What a position depends on. An earlier version may have saved part 0 of 2."""
+        return {"run": self.settings.run_id, "identity": self.data.identity, "part": 0, "parts": 1}
 
     def compute(self, batch: Batch, epoch: int) -> float:
         """`learn_from` on all processes, for the swarm's next step."""

@@ -6,9 +6,7 @@ from itertools import islice
 
 import pytest
 
-from dalle_lean.tokenizer import Tokenizer
-from tests.training.swarm.harness import TIMING, make_settings
-from training.data.catalog import find_shards
+from tests.training.swarm.harness import TIMING, batches_of, make_settings
 from training.swarm.config import WireSection
 from training.swarm.peer.gradient_worker import GradientWorker
 
@@ -27,7 +25,7 @@ def test_peers_drop_other_captions_at_the_same_steps(shards, tmp_path):
 
 def empty_at_steps(settings, folder, identity):
     """The steps at which a peer learns from an empty caption; its batches have one sample."""
-    worker = worker_of(settings, folder, identity)
+    worker = worker_of(settings)
     empty, accumulate = [], worker.gradients.accumulate_gradient
 
     def remembered(batch, crop=None):
@@ -35,10 +33,9 @@ def empty_at_steps(settings, folder, identity):
         return accumulate(batch, crop)
 
     worker.gradients.accumulate_gradient = remembered
-    with worker.batches() as batches:
-        for step, (batch, _) in enumerate(islice(batches, STEPS), start=1):
-            worker.learn_from(batch, step)
-            worker.model.zero_grad()
+    for step, batch in enumerate(islice(batches_of(settings, folder, identity, 1), STEPS), start=1):
+        worker.learn_from(batch, step)
+        worker.model.zero_grad()
     return empty
 
 
@@ -51,17 +48,14 @@ def test_only_an_overflow_that_a_lower_scale_prevents_counts_as_rescaled(
 ):
     wire = WireSection(mode=mode, inner_steps=2)
     settings = make_settings(tmp_path, shards, "tiny", wire, TIMING, 1, {"total_steps": STEPS})
-    worker = worker_of(settings, tmp_path, "alice", precision="fp16")
+    worker = worker_of(settings, precision="fp16")
     worker.model.scales.values[:] = [scale] * worker.model.scales.count
     worker.model.weigh = lambda text_nats, image_nats: weight * (text_nats + image_nats)
-    with worker.batches() as batches:
-        assert math.isnan(worker.learn_from(next(batches)[0], 1))
+    assert math.isnan(worker.learn_from(next(batches_of(settings, tmp_path, "alice", 1)), 1))
     assert worker.rescaled == rescaled
 
 
-def worker_of(settings, folder, identity, **memory):
+def worker_of(settings, **memory):
     """A worker whose batches have one sample."""
-    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    shards = find_shards(settings.swarm.data)
     plan = dataclasses.replace(settings.recipe.memory, micro_batches=1, **memory)
-    return GradientWorker(settings, shards, tokenizer, identity=identity, folder=folder, batch_size=1, memory=plan)
+    return GradientWorker(settings, batch_size=1, memory=plan)

@@ -12,17 +12,14 @@ import pytest
 import torch
 
 from dalle_lean.optim.parameter_groups import parameter_groups
-from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
-from tests.training.swarm.harness import TIMING, make_settings
-from training.data.catalog import find_shards
+from tests.training.swarm.harness import TIMING, batches_of, make_settings
 from training.run.processes import Processes
 from training.swarm.config import WireSection, write_settings
 from training.swarm.network.addresses import free_ports
 from training.swarm.optimizer.build import lr_of_epoch, make_lamb
-from training.swarm.peer import rank_worker
-from training.swarm.peer.gradient_worker import GradientWorker
-from training.swarm.peer.rank_worker import Work, open_peer, run_rank
+from training.swarm.peer import gradient_worker
+from training.swarm.peer.gradient_worker import GradientWorker, Work, open_peer, run_rank
 
 ROOT = Path(__file__).parents[4]
 BATCH_SIZE, STEPS = 4, 3
@@ -64,13 +61,12 @@ def run_folder(folder, wire):
 
 def learn_alone(settings, folder, peer, learnt):
     """The parameters of one process after the peer's batches, flat; `learnt` are the steps of the schedule."""
-    shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(folder / "tokenizer.json")
-    one = GradientWorker(settings, shards, tokenizer, identity=peer, folder=folder / "one", batch_size=2 * BATCH_SIZE)
-    batches = one.data.batches(2 * BATCH_SIZE, tokenizer, settings.recipe.model["text_len"])
+    one = GradientWorker(settings, batch_size=2 * BATCH_SIZE, memory=settings.recipe.memory)
+    batches = batches_of(settings, folder, peer, 2 * BATCH_SIZE)
     groups = parameter_groups(one.model, settings.recipe.optimizer.weight_decay)
     lamb = make_lamb(settings, groups)
     for step in learnt:
-        one.learn_from(next(batches)[0], step)
+        one.learn_from(next(batches), step)
         if not one.has_inner_steps:
             for group in lamb.param_groups:
                 group["lr"] = lr_of_epoch(settings, step - 1)
@@ -104,8 +100,8 @@ def test_the_others_end_with_rank_0_even_where_it_builds_no_peer(tmp_path, monke
     told = [Work(tmp_path, BATCH_SIZE, settings.recipe.memory), None]
     processes = Processes()
     monkeypatch.setattr(Processes, "from_first", lambda self, value: told.pop(0))
-    monkeypatch.setattr(rank_worker, "open_peer", lambda device: processes)
-    monkeypatch.setattr(rank_worker, "leave_signals_to_first", lambda: None)
+    monkeypatch.setattr(gradient_worker, "open_peer", lambda device: processes)
+    monkeypatch.setattr(gradient_worker, "leave_signals_to_first", lambda: None)
     run_rank("cpu")
     assert not told
 
@@ -124,8 +120,8 @@ def test_the_others_free_their_memory_while_rank_0_rejoins(tmp_path, monkeypatch
             workers.append(weakref.ref(self))
 
     monkeypatch.setattr(Processes, "from_first", next_told)
-    monkeypatch.setattr(rank_worker, "StepWorker", Worker)
-    monkeypatch.setattr(rank_worker, "leave_signals_to_first", lambda: None)
+    monkeypatch.setattr(gradient_worker, "GradientWorker", Worker)
+    monkeypatch.setattr(gradient_worker, "leave_signals_to_first", lambda: None)
     run_rank("cpu")
     assert alive == [0, 1, 0, 1]
 
