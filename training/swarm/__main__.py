@@ -30,8 +30,7 @@ from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer
 from training.swarm.network.dht import log_to, open_dht, prepare_process
 from training.swarm.network.run_records import keep_own_records
 from training.swarm.network.run_watch import RunWatch
-from training.swarm.observe.peer_metrics import PeerMetrics
-from training.swarm.observe.publisher import Publisher
+from training.swarm.observe.peer_metrics import PeerMetrics, Publisher
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 CONTACT_TIMEOUT_S = 90.0

@@ -22,8 +22,7 @@ from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER
 from training.swarm.network.orphan_reaper import end_children
 from training.swarm.network.run_records import keep_own_records
-from training.swarm.observe.peer_metrics import PeerMetrics
-from training.swarm.observe.publisher import Publisher
+from training.swarm.observe.peer_metrics import PeerMetrics, Publisher
 from training.swarm.peer.gradient_worker import Work, build_model, open_peer
 from training.swarm.peer.trainer import Peer
 from training.swarm.preflight.batch_size import BatchPlan, measure_batch

@@ -35,8 +35,7 @@ from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
 from training.swarm.observe.monitor import SILENT_POLLS, Monitor, Outputs
-from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecords, record_validators
-from training.swarm.observe.publisher import Publisher
+from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecords, Publisher, record_validators
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 

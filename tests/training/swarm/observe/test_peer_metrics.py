@@ -24,12 +24,12 @@ from training.swarm.observe.peer_metrics import (
     EXPIRATION_S,
     PeerMetrics,
     PeerRecord,
+    Publisher,
     checked,
     metrics_key,
     read_records,
     record_validators,
 )
-from training.swarm.observe.publisher import Publisher
 
 pytestmark = pytest.mark.swarm
 RUN = "records-test"
@@ -124,7 +124,7 @@ async def keep_a_list(_dht, node):
 
 
 def test_a_silent_peer_is_still_told_of(nodes, monkeypatch):
-    monkeypatch.setattr("training.swarm.observe.publisher.INTERVAL_S", 0.1)
+    monkeypatch.setattr("training.swarm.observe.peer_metrics.PUBLISH_INTERVAL_S", 0.1)
     publisher = Publisher(nodes("peer"), RUN)
     publisher.publish(DONE)
     wait_for(lambda: publisher.published >= 3, 20, "publishing again and again")
