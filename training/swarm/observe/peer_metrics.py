@@ -101,7 +101,6 @@ class PeerMetrics:
     dropped_tensors: int = 0  # averages from others that were not finite, or not plausible
     skipped_steps: int = 0  # steps whose averaged gradient was not finite
     solo_steps: int = 0  # steps taken with this peer's gradients alone although others are there
-    rescaled: int = 0  # batches dropped because they overflowed in float16; each one lowers its scales
     resyncs: int = 0  # downloads of the state
 
     def record_fields(self) -> dict[str, Any]:

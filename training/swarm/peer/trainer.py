@@ -271,8 +271,8 @@ class Peer(GradientWorker):
         metrics.epoch = optimizer.local_epoch
         self.pace.observe(metrics.epoch, time.monotonic())
         metrics.dropped_tensors = optimizer.state_averager.dropped_tensors + optimizer.grad_averager.dropped_tensors
-        metrics.skipped_steps, metrics.rescaled = optimizer.opt.skipped_steps, self.rescaled
-        metrics.solo_steps, metrics.resyncs = optimizer.solo_steps, optimizer.resyncs
+        metrics.skipped_steps, metrics.resyncs = optimizer.opt.skipped_steps, optimizer.resyncs
+        metrics.solo_steps = optimizer.solo_steps
         self.on_step(self, metrics)
 
     def status(self) -> PeerStatus:
