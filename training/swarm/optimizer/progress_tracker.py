@@ -170,18 +170,17 @@ class DonorTracker(SwarmTracker):
             event.set()
         self.shutdown_complete.wait(timeout)
         # Nothing may follow: a node drops a record once one that it has refused for expiring earlier would have.
-        now = get_dht_time()
-        stored = self.dht.store(
-            self.training_progress_key,
-            subkey=self._local_public_key,
-            value=self.local_progress.copy(update={"time": now}).dict(),
-            expiration_time=now + END_KNOWN_S,
-            return_future=True,
-        )
         try:
-            stored.result(timeout=STORE_TIMEOUT_S)
+            self.store_record(END_KNOWN_S).result(timeout=STORE_TIMEOUT_S)
         except TimeoutError:
             logging.getLogger("hivemind").warning("no node took the record that the last step is done")
+
+    def store_record(self, lifetime_s: float) -> Any:
+        """Store this donor's progress in the DHT; returns a future."""
+        now = get_dht_time()
+        record = self.local_progress.copy(update={"time": now}).dict()
+        key, subkey, expires = self.training_progress_key, self._local_public_key, now + lifetime_s
+        return self.dht.store(key, subkey=subkey, value=record, expiration_time=expires, return_future=True)
 
     async def _progress_reporter(self) -> None:
         reported, expires = None, 0.0
@@ -189,13 +188,7 @@ class DonorTracker(SwarmTracker):
             now = get_dht_time()
             if self.local_progress.epoch != reported or now > expires - self.metadata_expiration / 2:
                 reported, expires = self.local_progress.epoch, now + self.metadata_expiration
-                await self.dht.store(
-                    key=self.training_progress_key,
-                    subkey=self._local_public_key,
-                    value=self.local_progress.copy(update={"time": now}).dict(),
-                    expiration_time=expires,
-                    return_future=True,
-                )
+                await self.store_record(self.metadata_expiration)
             loop = asyncio.get_event_loop()
             await loop.run_in_executor(None, self.should_report_progress.wait, self.metadata_expiration / 4)
             self.should_report_progress.clear()
