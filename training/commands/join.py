@@ -4,6 +4,8 @@ import os
 import signal
 import textwrap
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +19,6 @@ from dalle_lean.words import counted
 from training.commands.options import Code
 
 if TYPE_CHECKING:
-    from training.swarm.peer.status_line import Download
     from training.swarm.peer.trainer import Peer
     from training.swarm.preflight.checks import Check
 
@@ -203,7 +204,7 @@ class LiveLine:
 
     def __init__(self) -> None:
         self.peer: Peer | None = None
-        self.download: Download | None = None
+        self.download: Callable[[int], str] | None = None  # its line, by the width
         self.began_s = 0.0
         self.printed_s = time.monotonic()
         self.live = Live(console=err, get_renderable=self.render, refresh_per_second=2)
@@ -211,7 +212,7 @@ class LiveLine:
 
     def text(self, width: int) -> str:
         if self.download is not None:
-            return self.download.line(width)
+            return self.download(width)
         return "" if self.peer is None else self.peer.status().line(width)
 
     def render(self) -> Text:
@@ -226,12 +227,12 @@ class LiveLine:
         self.refresh()
 
     def on_download(self, received: int, total: int, donor: str) -> None:
-        from training.swarm.peer.status_line import Download
+        from training.swarm.peer.status_line import download_line
 
         now_s = time.monotonic()
         if self.download is None:
             self.began_s = now_s
-        self.download = Download(received=received, total=total, seconds=now_s - self.began_s, donor=donor)
+        self.download = partial(download_line, received, total, donor, now_s - self.began_s)
         self.refresh(at_once=received == total)
 
     def refresh(self, at_once: bool = False) -> None:

@@ -58,24 +58,15 @@ class PeerStatus:
         return f"{head} {bar(self.step / self.total_steps, room)} {tail}"[:width]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Download:
-    """Progress of downloading the state."""
-
-    received: int
-    total: int
-    seconds: float
-    """Since the start of the download."""
-    donor: str
-
-    def line(self, width: int) -> str:
-        share = min(1.0, self.received / max(1, self.total))
-        rate = self.received / self.seconds if self.seconds else 0.0
-        tail = f"{human_bytes(self.received)} of {human_bytes(self.total)}"
-        tail += f", {human_bytes(rate)}/s" if rate else ""
-        tail += f", {clock((self.total - self.received) / rate)} left" if rate and share < 1 else ""
-        tail += f", from {self.donor[-8:]}"
-        return f"state {bar(share, width - len(tail) - 7)} {tail}"[:width]
+def download_line(received: int, total: int, donor: str, seconds: float, width: int) -> str:
+    """Progress of downloading the state, in bytes, `seconds` after its start; one line of at most `width` columns."""
+    share = min(1.0, received / max(1, total))
+    rate = received / seconds if seconds else 0.0
+    tail = f"{human_bytes(received)} of {human_bytes(total)}"
+    tail += f", {human_bytes(rate)}/s" if rate else ""
+    tail += f", {clock((total - received) / rate)} left" if rate and share < 1 else ""
+    tail += f", from {donor[-8:]}"
+    return f"state {bar(share, width - len(tail) - 7)} {tail}"[:width]
 
 
 def bar(share: float, width: int) -> str:

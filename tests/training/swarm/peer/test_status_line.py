@@ -11,7 +11,7 @@ from training.run.recipe import Recipe
 from training.swarm.config import SwarmSettings
 from training.swarm.observe.overview import StepPace
 from training.swarm.observe.peer_metrics import PeerMetrics
-from training.swarm.peer.status_line import EMPTY, FULL, Download, PeerStatus, clock, summary
+from training.swarm.peer.status_line import EMPTY, FULL, PeerStatus, clock, download_line, summary
 from training.swarm.peer.trainer import Peer
 
 BUSY = PeerStatus(
@@ -78,7 +78,7 @@ def test_a_full_batch_is_being_averaged():
 
 
 def test_a_download_tells_how_far_and_how_fast():
-    line = Download(received=25_000_000, total=100_000_000, seconds=10.0, donor="QmNo6TrsacLhMQyKC9wx8").line(80)
+    line = download_line(25_000_000, 100_000_000, "QmNo6TrsacLhMQyKC9wx8", 10.0, 80)
     for part in ("25 MB of 100 MB", "2.5 MB/s", "0:30 left", "KC9wx8"):
         assert part in line
     assert len(line) <= 80
@@ -89,7 +89,7 @@ def test_a_download_tells_how_far_and_how_fast():
     [(0, 0.0, "0 B of 1 kB"), (1000, 0.0, "1 kB of 1 kB"), (1000, 2.0, "1 kB of 1 kB, 500 B/s")],
 )
 def test_a_download_that_has_just_begun_or_is_complete_tells_no_time_left(received, seconds, tail):
-    line = Download(received=received, total=1000, seconds=seconds, donor="QmNo6Trs").line(80)
+    line = download_line(received, 1000, "QmNo6Trs", seconds, 80)
     assert line.endswith(f" {tail}, from QmNo6Trs")
 
 
