@@ -151,10 +151,9 @@ def host(
     from dalle_lean.io.publish import check_destination
     from dalle_lean.require import require
     from dalle_lean.tokenizer import find_tokenizer
-    from training.data.catalog import find_shards, is_url
+    from training.data.catalog import is_url
     from training.run.folder import run_folder
     from training.run.recipe import load_recipe
-    from training.step.build import bundled_vqgan
 
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
@@ -184,8 +183,6 @@ def host(
     recipe = load_recipe(config, needs_model=init is None).override(
         steps=steps, batch_size=batch_size, lr=lr, seed=seed
     )
-    if vqgan is None and data is not None and not is_url(data):
-        vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
     picked_device = str(pick_device(device))
     page_options = page_options_of(page, page_address, export, prompt_page, before=previous_config(run_dir).page)
     served_at = page_options[2] if "--page" in page_options else None

@@ -21,7 +21,15 @@ from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.loader import TrainingData
 from training.run.folder import place_vocabulary
 from training.run.recipe import Recipe
-from training.step.build import holds_vqgan_of, load_init, matching_vqgan, new_config, stated_codes, with_model_of
+from training.step.build import (
+    bundled_vqgan,
+    holds_vqgan_of,
+    load_init,
+    matching_vqgan,
+    new_config,
+    stated_codes,
+    with_model_of,
+)
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.pass_issuer import LIST, OPEN, Application
 from training.swarm.admission.passes import HELPER
@@ -76,6 +84,7 @@ def make_run(
         data: shards; None continues an existing run unchanged.
         init: model folder to start from, in place of new weights; its model replaces the recipe's.
         tokenizer: by default that of `init`, or one trained on the captions.
+        vqgan: by default the bundled model's or that of `init`, if it made the codes.
         admission: who gets a pass, see training.swarm.admission.pass_issuer; None keeps the run's policy, at first
             "open".
         port: see `choose_ports`.
@@ -113,6 +122,8 @@ def make_run(
         first_weights = "" if known is None else known.swarm.first_weights
         if init is not None and known is None:
             first_model, first_weights = load_init(init, shards.info), sha256_file(init / WEIGHTS)
+        if vqgan is None and not is_url(data):
+            vqgan = bundled_vqgan(shards.info)
         lacks_vqgan = vqgan is None and (known is None or previous.vqgan is None)
         if lacks_vqgan and init is not None and holds_vqgan_of(init, shards.info):
             vqgan = init / "vqgan"
@@ -240,16 +251,13 @@ def make_helper(
     *,
     code: str = "",
     port: int | None = None,
-    announce: str | None = None,
-    listen: str | None = None,
-    peer_list: str | None = None,
+    **changes: Any,
 ) -> SwarmSettings:
     """Create or update the folder of another helper for the run at `addresses`, which is hosted elsewhere.
 
     Args:
         code: of the host's invitation, the first time.
-        port: see `choose_ports`.
-        announce, listen, peer_list: see HostConfig; None keeps the previous value.
+        port, changes: see `checked_config`.
 
     Raises ValueError if no helper there serves the run's files and the folder does not have them, and Refused.
     """
@@ -257,9 +265,7 @@ def make_helper(
     previous = previous_config(run_dir)
     if previous.donors:
         raise UserError(f"{run_dir} holds a run that is hosted here; name another folder for the helper of another run")
-    host_config = checked_config(
-        previous, [HELPER_NAME], port, helper_of=addresses, announce=announce, listen=listen, peer_list=peer_list
-    )
+    host_config = checked_config(previous, [HELPER_NAME], port, helper_of=addresses, **changes)
     make_identities(run_dir, [HELPER_NAME])
     if not update_run_files(run_dir, addresses, code):
         if not (run_dir / SWARM_TOML).exists():
