@@ -35,7 +35,6 @@ LEAVE_S = 8.0
 
 
 def measure(found: Survey, options: JoinOptions) -> BatchPlan:
-    assert found.run is not None
     assert found.batch is not None
     settings = found.run.settings
     fixed = options.batch_size is not None or settings.wire.mode == "diloco"
@@ -68,8 +67,6 @@ def take_part(
         ValueError: no peer can be reached, or another process uses the same folder.
         KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, after leaving.
     """
-    assert found.run is not None
-    assert found.folder is not None
     assert found.shards is not None
     settings = found.run.settings
     with run_folder(found.folder, "--folder"), ExitStack() as stack:

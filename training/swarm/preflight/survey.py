@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,13 @@ class JoinOptions:
 
 @dataclass(kw_only=True)
 class Survey:
-    """The findings that joining needs; unknown ones are None."""
+    """The findings that joining needs; what a problem leaves unknown is None."""
 
-    checks: list[Check] = field(default_factory=list)
-    run: RunFiles | None = None
-    addresses: tuple[str, ...] = ()
-    folder: Path | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    checks: list[Check]
+    run: RunFiles
+    addresses: tuple[str, ...]
+    folder: Path
+    device: torch.device
     batch: BatchPlan | None = None
     shards: ShardSet | None = None
     port: int = 0
@@ -129,39 +129,40 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
     Raises ValueError if no helper serves the run's files, the port is taken, or another process uses the folder.
     """
     addresses, run = read_targets(targets)
-    found = Survey(addresses=addresses, run=run)
-    choose_folder(found, options)
+    choose_folder(run, options)
+    done: list[Check] = []
 
     def report(check: Check) -> None:
-        found.checks.append(check)
+        done.append(check)
         on_check(check)
 
     report(checks.check_versions(checks.installed_versions()))
-    found.device = pick_device(options.device)
-    report(checks.check_device(found.device))
+    device = pick_device(options.device)
+    report(checks.check_device(device))
     port = 0 if options.client else options.listen or free_ports(1)[0]
-    with temporary_node(found.addresses, options, port) as (dht, reason):
-        theirs = first_answer(dht, found.addresses, fetch_run)
-        found.run = found.run or theirs
-        if found.run is None:
+    with temporary_node(addresses, options, port) as (dht, reason):
+        theirs = first_answer(dht, addresses, fetch_run)
+        run = run or theirs
+        if run is None:
             raise UserError(
                 reason or f"no helper at {', '.join(targets)} serves the run's files; ask its host for swarm.toml"
             )
-        settings = found.run.settings
-        choose_folder(found, options)
+        settings, folder = run.settings, choose_folder(run, options)
+        assert folder is not None
+        found = Survey(checks=done, run=run, addresses=addresses, folder=folder, device=device)
         check_code(settings.swarm, options.code)
-        if renamed := check_name(found.folder, options.user):
+        if renamed := check_name(folder, options.user):
             report(renamed)
         check_resources(found, settings, options, report)
         report(check_helpers(dht, reason))
-        offset_s = first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())
+        offset_s = first_answer(dht, addresses, lambda node, at: remote_time(node, at) - time.time())
         report(checks.check_clock(offset_s))
         reachable = None
         if not options.client:
-            reachable = first_answer(dht, found.addresses, lambda node, at: is_reachable(node, at, port))
+            reachable = first_answer(dht, addresses, lambda node, at: is_reachable(node, at, port))
         report(checks.check_reach(mode=options.reach, port=port, reachable=reachable, announced=bool(options.announce)))
         found.port = port if options.reach == "listen" or reachable else 0
-        sha256 = hashlib.sha256(found.run.tokenizer).hexdigest()
+        sha256 = hashlib.sha256(run.tokenizer).hexdigest()
         report(checks.check_fingerprint(settings, theirs.settings if theirs else None, sha256))
         if settings.swarm.run_key and dht is not None and not found.problems:
             report(check_admission(found, settings, options, dht))
@@ -234,21 +235,21 @@ def check_resources(
     except ValueError as error:
         fix = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
         report(Check("memory", PROBLEM, str(error), fix))
-    assert found.folder is not None
     report(checks.check_disk(found.folder, state_bytes(settings)))
     check, shards = checks.check_data(options.data or settings.swarm.data, settings)
     found.shards = shards and dataclasses.replace(shards, patience=Patience())
     report(check)
 
 
-def choose_folder(found: Survey, options: JoinOptions) -> None:
-    """Set the folder, once it is known; UserError if another process works there, as a second peer of this machine."""
-    found.folder = options.folder
-    if found.folder is None and found.run is not None:
+def choose_folder(run: RunFiles | None, options: JoinOptions) -> Path | None:
+    """The folder, once it is known; UserError if another process works there, as a second peer of this machine."""
+    folder = options.folder
+    if folder is None and run is not None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        found.folder = default_folder(cache / "dalle-lean" / "runs", found.run.settings)
-    if found.folder is not None and is_locked(found.folder):
-        raise UserError(busy(found.folder, "--folder"))
+        folder = default_folder(cache / "dalle-lean" / "runs", run.settings)
+    if folder is not None and is_locked(folder):
+        raise UserError(busy(folder, "--folder"))
+    return folder
 
 
 def default_folder(runs: Path, settings: SwarmSettings) -> Path:
@@ -271,9 +272,9 @@ def check_code(swarm: SwarmSection, code: str | None) -> None:
         raise UserError(f"--code {code[:40]}...: not a code of this run; {fix}") from None
 
 
-def check_name(folder: Path | None, user: str | None) -> Check | None:
+def check_name(folder: Path, user: str | None) -> Check | None:
     """A warning if the identity in the folder last took part under another name, else None."""
-    before = read_text(folder / NAME) if folder is not None and (folder / NAME).exists() else user
+    before = read_text(folder / NAME) if (folder / NAME).exists() else user
     if user is None or before == user:
         return None
     found = f"the identity in {folder} went by the name {before}; all that it gave counts for {user} from now on"
@@ -289,7 +290,6 @@ def check_helpers(dht: hivemind.DHT | None, reason: str) -> Check:
 
 def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions, dht: hivemind.DHT) -> Check:
     """Get a pass for this machine, which is saved in its folder."""
-    assert found.folder is not None
     try:
         with run_folder(found.folder, "--folder"):
             found.gate = enter_by_pass(

@@ -14,7 +14,6 @@ from training.swarm.preflight.survey import (
     NAME,
     JoinOptions,
     RunFiles,
-    Survey,
     check_code,
     check_helpers,
     check_name,
@@ -42,18 +41,16 @@ def test_a_second_peer_of_a_machine_is_told_of_its_option_before_anything_is_che
 
 def test_a_second_peer_is_told_of_its_option_as_soon_as_the_run_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = Survey(addresses=(NOBODY,))
-    choose_folder(found, JoinOptions())
-    assert found.folder is None
-    found.run = RunFiles(SwarmSettings(), "", b"")
-    choose_folder(found, JoinOptions())
-    assert found.folder == tmp_path / "dalle-lean/runs" / SwarmSettings().run_id
-    with run_folder(found.folder), pytest.raises(ValueError, match="with --folder"):
-        choose_folder(found, JoinOptions())
+    assert choose_folder(None, JoinOptions()) is None
+    run = RunFiles(SwarmSettings(), "", b"")
+    folder = choose_folder(run, JoinOptions())
+    assert folder == tmp_path / "dalle-lean/runs" / SwarmSettings().run_id
+    with run_folder(folder), pytest.raises(ValueError, match="with --folder"):
+        choose_folder(run, JoinOptions())
 
 
 def test_who_takes_over_an_identity_is_told_whose_it_was_and_how_to_get_another(tmp_path):
-    assert check_name(None, "bob") is check_name(tmp_path, "bob") is None
+    assert check_name(tmp_path, "bob") is None
     (tmp_path / NAME).write_text("alice")
     assert check_name(tmp_path, "alice") is check_name(tmp_path, None) is None
     taken = check_name(tmp_path, "bob")
