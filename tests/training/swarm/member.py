@@ -192,7 +192,7 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
     heldout = measured_on(settings, run)
     epochs, measured = [-1], []
 
-    def on_step(peer: Peer, done) -> None:
+    def on_step(done) -> None:
         content = {name: None if value != value else value for name, value in dataclasses.asdict(done).items()}
         if done.epoch == epochs[-1]:
             diary.tell("batch", **content)

@@ -91,7 +91,7 @@ def take_part(
         stack.push(lambda kind, *_: publisher.close(has_left=kind is not None))
         processes, moved = open_peer(str(found.device)), None
 
-        def report(_: Peer, metrics: PeerMetrics) -> None:
+        def report(metrics: PeerMetrics) -> None:
             publisher.publish(metrics)
             on_step()
 

@@ -47,7 +47,7 @@ class Peer(GradientWorker):
         folder: stores its position in the data, from which it continues.
         options: see GradientWorker; a batch is what this peer computes between two reports to the others. With several
             processes, this is rank 0, and the others run `run_rank`.
-        on_step: called with the metrics after each batch and each step of the swarm.
+        on_step: called with the metrics after each batch.
         addresses: of helpers, as this machine reaches them; they tell where the run continues.
     """
 
@@ -59,7 +59,7 @@ class Peer(GradientWorker):
         tokenizer: Tokenizer,
         *,
         folder: Path,
-        on_step: Callable[["Peer", PeerMetrics], None] = lambda *_: None,
+        on_step: Callable[[PeerMetrics], None] = lambda _: None,
         on_download: Callable[[int, int, str], None] = lambda *_: None,
         on_notice: OnNotice = silent,
         addresses: Sequence[str] = (),
@@ -273,7 +273,7 @@ class Peer(GradientWorker):
         metrics.dropped_tensors = optimizer.state_averager.dropped_tensors + optimizer.grad_averager.dropped_tensors
         metrics.skipped_steps, metrics.resyncs = optimizer.opt.skipped_steps, optimizer.resyncs
         metrics.solo_steps = optimizer.solo_steps
-        self.on_step(self, metrics)
+        self.on_step(metrics)
 
     def status(self) -> PeerStatus:
         """The current status; may be called on any thread."""
