@@ -53,14 +53,7 @@ class GradientWorker:
         processes: the processes that share the batches.
     """
 
-    def __init__(
-        self,
-        settings: SwarmSettings,
-        *,
-        batch_size: int,
-        memory: MemoryRecipe,
-        processes: Processes = ALONE,
-    ):
+    def __init__(self, settings: SwarmSettings, *, batch_size: int, memory: MemoryRecipe, processes: Processes = ALONE):
         self.settings, self.batch_size, self.processes = settings, batch_size, processes
         recipe = settings.recipe
         model = build_model(settings).to(processes.device)
