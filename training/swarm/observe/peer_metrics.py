@@ -136,12 +136,10 @@ class Publisher:
     """Publishes this peer's metrics at each step of the swarm and at least every PUBLISH_INTERVAL_S, on a thread.
 
     Args:
-        user: display name on the leaderboard; ValueError unless it is a UserName.
+        user: display name on the leaderboard, a UserName.
     """
 
     def __init__(self, dht: hivemind.DHT, run_id: str, *, user: str | None = None, role: str = "trainer"):
-        if user is not None:
-            check_user_name(user)
         self.dht, self.key, self.subkey = dht, metrics_key(run_id), owner_key(dht)
         self.constant = {
             "role": role,

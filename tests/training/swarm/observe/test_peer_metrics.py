@@ -25,6 +25,7 @@ from training.swarm.observe.peer_metrics import (
     PeerMetrics,
     PeerRecord,
     Publisher,
+    check_user_name,
     checked,
     metrics_key,
     read_records,
@@ -173,10 +174,9 @@ def test_a_peer_that_has_no_loss_yet_says_so():
     assert PeerMetrics().record_fields()["loss"] is None
 
 
-def test_a_user_name_that_a_terminal_would_obey_is_refused(nodes):
-    node = nodes("peer")
+def test_a_user_name_that_a_terminal_would_obey_is_refused():
     with pytest.raises(ValueError, match="user name"):
-        Publisher(node, RUN, user="\x1b[2J")
+        check_user_name("\x1b[2J")
 
 
 @pytest.fixture(scope="module")
