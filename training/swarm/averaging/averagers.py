@@ -14,7 +14,7 @@ from typing import Any, AsyncIterator  # noqa: UP035 (hivemind reads no other)
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner
-from hivemind.averaging.control import StepControl
+from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.averaging.partition import AllreduceException
@@ -296,6 +296,12 @@ def is_possible(own: Tensor, delta: Tensor, root_mean_square: float, max_shift: 
 def size_of(part: Tensor, root_mean_square: float) -> float:
     """A part's norm, at least that of its sender's root mean square: a single part may be nearly zero by chance."""
     return max(float(part.norm()), root_mean_square * math.sqrt(part.numel()))
+
+
+def stop_matchmaking(control: StepControl | None) -> None:
+    """Stop looking for a group for this round; a running all-reduce continues."""
+    if control is not None and not control.done() and control.stage != AveragingStage.RUNNING_ALLREDUCE:
+        control.cancel()
 
 
 def has_succeeded(control: StepControl) -> bool:

@@ -11,7 +11,7 @@ from concurrent.futures import wait
 from typing import Any
 
 import torch
-from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import deserialize_torch_tensor
 from hivemind.optim.state_averager import TrainingStateAverager
@@ -78,7 +78,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         self.stale = False
         """Whether the weights are older than `local_epoch`; they have no weight until the next average."""
         self.skip_next_round = False  # set if the step's gradients were averaged with nobody
-        self._control: StepControl | None = None
+        self.latest_round: StepControl | None = None
         self.downloads = 0
         self._received_bytes = mp.Value("q", 0)
         self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
@@ -128,7 +128,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
             averaging_round, averaging_control = False, None
         if averaging_round and averaging_control is None:
             averaging_control = self.schedule_step(gather=self.local_epoch, timeout=timeout)
-        self._control = averaging_control
+        self.latest_round = averaging_control
         if self.stale and averaging_control is not None and not averaging_control.began_allreduce:
             averaging_control.weight = STALE_WEIGHT
         dropped = self.dropped_tensors
@@ -153,12 +153,6 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         if self.stale:
             options["gather"] = STALE_EPOCH
         return super().schedule_step(**options)
-
-    def stop_matchmaking(self) -> None:
-        """Stop looking for a group; a running all-reduce continues."""
-        control = self._control
-        if control is not None and not control.done() and control.stage != AveragingStage.RUNNING_ALLREDUCE:
-            control.cancel()
 
     def state_tensors(self) -> list[Tensor]:
         """Parameters, then the optimizer's statistics, in the same order for all peers."""

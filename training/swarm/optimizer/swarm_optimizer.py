@@ -6,7 +6,6 @@ from collections import Counter, deque
 from typing import Any
 
 import hivemind
-from hivemind.averaging.control import AveragingStage
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
@@ -14,7 +13,7 @@ from hivemind.utils import get_dht_time
 from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice
 from dalle_lean.words import counted
-from training.swarm.averaging.averagers import has_succeeded
+from training.swarm.averaging.averagers import has_succeeded, stop_matchmaking
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused
@@ -340,12 +339,10 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def stop_matchmaking(self) -> None:
         """Stop looking for groups, which nobody else does after the last step; a running all-reduce continues."""
-        control = self.scheduled_grads
-        if control is not None and not control.done() and control.stage != AveragingStage.RUNNING_ALLREDUCE:
-            control.cancel()
-        self.state_averager.stop_matchmaking()
+        stop_matchmaking(self.scheduled_grads)
+        stop_matchmaking(self.state_averager.latest_round)
 
     def shutdown(self) -> None:
         """Leave the swarm, after a running all-reduce at most."""
-        self.state_averager.stop_matchmaking()
+        stop_matchmaking(self.state_averager.latest_round)
         super().shutdown()
