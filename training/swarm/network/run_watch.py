@@ -47,7 +47,7 @@ class RunWatch:
     def watch_end(self) -> None:
         while not self.closed.wait(END_INTERVAL_S):
             self.over = self.over or self.donors_step() >= self.settings.last_epoch
-            if self.over:
+            if self.over and not self.closed.is_set():
                 self.on_over()
 
     def donors_step(self) -> int:

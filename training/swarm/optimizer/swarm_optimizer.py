@@ -345,4 +345,7 @@ class SwarmOptimizer(hivemind.Optimizer):
     def shutdown(self) -> None:
         """Leave the swarm, after a running all-reduce at most."""
         stop_matchmaking(self.state_averager.latest_round)
+        # hivemind would cancel a second time what is cancelled already, and fail.
+        if self.scheduled_grads is not None and self.scheduled_grads.done():
+            self.scheduled_grads = None
         super().shutdown()

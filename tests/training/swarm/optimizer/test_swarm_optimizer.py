@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import hivemind
 import pytest
 import torch
+from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, get_dht_time
@@ -366,6 +367,18 @@ def test_a_peer_whose_averager_has_crashed_takes_no_further_step(newcomer, dht):
     crashed.join()
     with pytest.raises(ProcessEnded, match="ended with code -9"):
         newcomer.step(batch_size=0)
+
+
+def test_a_round_that_the_end_of_the_run_has_cancelled_does_not_spoil_leaving(newcomer):
+    control = StepControl(0.0, deadline=1.0, allow_retries=False, weight=1.0, data_for_gather=b"")
+    control.attach(trigger=MPFuture(), cancel=MPFuture())
+    control.stage = AveragingStage.LOOKING_FOR_GROUP  # until its averager's process learns of it
+    newcomer.scheduled_grads, newcomer.scheduled_state = control, None
+    newcomer.state_averager = SimpleNamespace(latest_round=None, step=lambda **_: None, shutdown=lambda: None)
+    newcomer.tracker.shutdown = lambda *_: None
+    newcomer.status_loglevel, newcomer.shutdown_timeout, newcomer.grad_averager = 0, 1.0, None
+    newcomer.stop_matchmaking()
+    newcomer.shutdown()
 
 
 def test_who_is_left_alone_says_so_once_and_counts_its_steps(newcomer):
