@@ -186,7 +186,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
                     tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
                     version, epoch = self.version, self.state_epoch
                 metadata = {"epoch": epoch, "sha256": tensors_sha256(tensors)}
-                if self.peer_id in self.host.donors:
+                if self.host.donors and self.peer_id in self.host.donors:
                     metadata = sign_state(metadata, self.prefix, self.dht.private_key)
                 self._snapshot = version, metadata, tensors
             _, metadata, tensors = self._snapshot
