@@ -14,6 +14,7 @@ from torch import nn
 
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.progress import OnProgress
+from training.run.allocator import keep_freed_memory
 from training.run.checkpoint import save_checkpoint
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
 from training.run.loop_settings import LoopSettings
@@ -96,6 +97,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
             logger.info(f"continuing from step {self.progress.step}/{self.settings.steps}")
         if self.processes.first:
             warn_of_too_many_threads()
+        keep_freed_memory()
         limit = limit or TimeLimit(None)
         self.saved_step = self.progress.step
         self.throughput = Throughput()
