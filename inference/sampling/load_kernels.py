@@ -1,4 +1,4 @@
-"""Loads the kernels of `kernels.py`, which need numba."""
+"""Loads the kernels of `kernels.py` and the modules that it imports, which need numba."""
 
 import importlib
 import os

@@ -15,7 +15,6 @@ import torch
 from dalle_lean import Dalle
 from dalle_lean.errors import UserError
 from training.data.loader import Batch
-from training.run.allocator import keep_freed_memory
 from training.run.draws import crop_of_step
 from training.run.processes import ALONE, Processes, open_processes
 from training.run.recipe import MemoryRecipe
@@ -56,7 +55,6 @@ class GradientWorker:
 
     def __init__(self, settings: SwarmSettings, *, batch_size: int, memory: MemoryRecipe, processes: Processes = ALONE):
         self.settings, self.batch_size, self.processes = settings, batch_size, processes
-        keep_freed_memory()
         recipe = settings.recipe
         model = build_model(settings).to(processes.device)
         micro_batch_size = -(-batch_size // memory.micro_batches)
