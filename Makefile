@@ -86,13 +86,14 @@ data/emoji-other-sets/heldout.json: | install
 
 # models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns crops first, then its decoder whole
 # pictures, in the end mostly by their squared error; the transformer goes on with other pictures, then with captions as
-# people type them, at last with painted things in pairs and counted. `make evaluate` draws the card's pictures.
+# people type them, then with painted things in pairs and counted, at last with all kinds and what is white or grey.
+# `make evaluate` draws the card's pictures.
 RUN := runs/emoji
 TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --discriminator-start 1 --save-dtype bfloat16
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
 TRAIN := $(BIN)/dalle-lean train --heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 bundled-model: install
-	@echo "some 14 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 1/2, transformer 8, CLIP 1"
+	@echo "some 15 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 3/4, transformer 9, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
 		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies plain=20,scene=80,painted=36,pair=28,count=18
@@ -103,6 +104,12 @@ bundled-model: install
 	test -e data/emoji-composed/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-composed --fillers 0.3 \
 		--packages data/npm/node_modules --side $(SIDE) --seed 4 \
 		--copies plain=6,scene=20,painted=24,pair=12,count=5,painted-pair=26,painted-count=14
+	test -e data/emoji-all/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-all --fillers 0.35 \
+		--packages data/npm/node_modules --side $(SIDE) --seed 5 \
+		--copies plain=8,scene=20,painted=22,pair=18,count=6,painted-pair=22,painted-count=14
+	test -e data/emoji-words/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-words --fillers 0.5 \
+		--packages data/npm/node_modules --side $(SIDE) --seed 6 \
+		--copies plain=14,scene=22,painted=14,pair=26,count=8,painted-pair=6,painted-count=4
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-decoder --picture-side 128 --init-from $(RUN)/vqgan-crops \
@@ -117,16 +124,22 @@ bundled-model: install
 	$(PREPROCESS) data/emoji-painted/train $(RUN)/shards/painted
 	$(PREPROCESS) data/emoji-typed/train $(RUN)/shards/typed
 	$(PREPROCESS) data/emoji-composed/train $(RUN)/shards/composed
+	$(PREPROCESS) data/emoji-all/train $(RUN)/shards/all
+	$(PREPROCESS) data/emoji-words/train $(RUN)/shards/words
+	test -e $(RUN)/shards/mixed || $(BIN)/dalle-lean shards mix $(RUN)/shards/mixed $(RUN)/shards/all $(RUN)/shards/words
 	$(TRAIN) $(RUN)/shards/train $(RUN)/dalle-first --config emoji128
 	$(TRAIN) $(RUN)/shards/more $(RUN)/dalle-more --config emoji128-more --init $(RUN)/dalle-first/model --seed 1
 	$(TRAIN) $(RUN)/shards/painted $(RUN)/dalle-painted --config emoji128-more --init $(RUN)/dalle-more/model --seed 2
 	$(TRAIN) $(RUN)/shards/typed $(RUN)/dalle-typed --config emoji128-more --init $(RUN)/dalle-painted/model --seed 3
-	$(TRAIN) $(RUN)/shards/composed $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-typed/model --seed 4 \
-		--lr 1.5e-3 --steps 1600
+	$(TRAIN) $(RUN)/shards/composed $(RUN)/dalle-composed --config emoji128-more --init $(RUN)/dalle-typed/model \
+		--seed 4 --lr 1.5e-3 --steps 1600
+	$(BIN)/dalle-lean pack $(RUN)/dalle-composed/model $(RUN)/dalle-mean --average $(RUN)/dalle-typed/model
+	$(TRAIN) $(RUN)/shards/mixed $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-mean --seed 7 --lr 2e-3 \
+		--steps 2200
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --save-dtype bfloat16
-	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --average $(RUN)/dalle-typed/model --clip $(RUN)/clip/clip \
-		--card models/emoji/README.md --guidance 2 --dtype bfloat16
+	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip --card models/emoji/README.md \
+		--guidance 2 --dtype bfloat16
 
 # The card's table and pictures: what the bundled model can do, and how sure that is.
 evaluate: install data/emoji-same-set/heldout.json data/emoji-other-sets/heldout.json
