@@ -11,9 +11,18 @@ from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
-COPIES = {"plain": 10, "scene": 40, "painted": 18, "pair": 14, "count": 9, "painted-pair": 12, "painted-count": 9}
+COPIES = {
+    "plain": 10,
+    "scene": 40,
+    "painted": 18,
+    "painted-white-or-grey": 0,
+    "pair": 14,
+    "count": 9,
+    "painted-pair": 12,
+    "painted-count": 9,
+}
 """Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in its colours by
-turns."""
+turns, white and grey among them."""
 SHARE_OF_TWINS = 0.3  # of the painted pairs: one thing in two colours
 SHARE_PAINTED = 0.7  # of the second things of the other painted pairs
 SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times as many
@@ -51,7 +60,12 @@ def plan_training(
         if plural(name):
             grounds_of_counts = cycled(on_white, times * copies["count"], random)
             pictures += [several(drawing, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)]
-        pictures += painted(drawing, held_out, copies["painted"], Random(f"{seed}/painted/{drawing.set}/{name}"))
+        paints = known_paints(drawing.thing, held_out)
+        random = Random(f"{seed}/painted/{drawing.set}/{name}")
+        pictures += painted(drawing, paints, held_out, copies["painted"], random)
+        random = Random(f"{seed}/painted white or grey/{drawing.set}/{name}")
+        white_or_grey = [paint for paint in paints if paint not in GROUNDS]
+        pictures += painted(drawing, white_or_grey, held_out, copies["painted-white-or-grey"], random)
         random = Random(f"{seed}/painted pairs/{drawing.set}/{name}")
         pictures += painted_pairs(drawing, known, held_out, copies["painted-pair"], random)
         random = Random(f"{seed}/painted counts/{drawing.set}/{name}")
@@ -64,9 +78,11 @@ def plan_training(
     ]
 
 
-def painted(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> Iterator[Picture]:
-    """A drawing in colours that it may have in training, on grounds that it may have with them."""
-    for i, paint in enumerate(cycled(known_paints(drawing.thing, held_out), count, random)):
+def painted(
+    drawing: Drawing, paints: Sequence[str], held_out: HeldOut, count: int, random: Random
+) -> Iterator[Picture]:
+    """A drawing in each of the colours by turns, on grounds that it may have with them."""
+    for i, paint in enumerate(cycled(paints, count, random)):
         yield scene(drawing, ground_behind(drawing.thing, paint, held_out, i, random), random, paint)
 
 

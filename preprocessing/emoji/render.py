@@ -1,17 +1,21 @@
 """Drawings to pixels: resvg for the vectors, Pillow to place them on a ground."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from PIL import Image, ImageOps
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from preprocessing.emoji.heldout import PAINTS
+from preprocessing.emoji.heldout import GROUNDS, PAINTS
 from preprocessing.emoji.scenes import CELLS, Picture
 from preprocessing.emoji.sets import Drawing
 
 MARGIN_PIXELS = 1  # of a thing's box, on each side
+INK = 30  # the lightness of eyes, noses and mouths in white and grey things, 0..255
+SMALL_SHARE = 0.1  # of a thing's visible pixels: what is larger is no eye
+EDGE_LIGHTNESS = 28  # by so much, 0..255, scaling can darken a part's edge
 
 
 def sprite(drawing: Drawing, side: int) -> Image.Image:
@@ -45,11 +49,28 @@ def shade(channel: int, light: float) -> int:
     return min(255, round(channel * (0.7 + 0.3 * light) + 40 * light**3))
 
 
-def painted(image: Image.Image, rgb: tuple[int, int, int]) -> Image.Image:
-    """An RGBA image in shades of one colour, darker where it was dark, nearly white where it was bright."""
+def painted(image: Image.Image, paint: str) -> Image.Image:
+    """An RGBA image in shades of a colour of `PAINTS`, darker where it was dark, nearly white where it was bright.
+
+    In white and grey, whose shades differ little, what is small and darkest stays dark: eyes, noses and mouths."""
     lightness = ImageOps.autocontrast(image.convert("RGB").convert("L"), cutoff=1, mask=visible(image))
-    channels = [lightness.point([shade(channel, light / 255) for light in range(256)]) for channel in rgb]
+    darkness = [0.0] * 256 if paint in GROUNDS else small_and_dark(lightness.histogram(visible(image)))
+    channels = [
+        lightness.point(
+            [round((1 - darkness[light]) * shade(channel, light / 255) + darkness[light] * INK) for light in range(256)]
+        )
+        for channel in PAINTS[paint]
+    ]
     return Image.merge("RGBA", (*channels, image.getchannel("A")))
+
+
+def small_and_dark(histogram: Sequence[int]) -> list[float]:
+    """For each lightness 0..255, how dark it stays, 0..1: wholly where few pixels are as dark or only little brighter.
+
+    The little keeps out the edges of large parts, which scaling makes a little darker than the part."""
+    pixels_up_to = list(accumulate(histogram))
+    shares = [pixels_up_to[min(255, light + EDGE_LIGHTNESS)] / max(1, pixels_up_to[-1]) for light in range(256)]
+    return [min(1.0, max(0.0, 2 - 2 * share / SMALL_SHARE)) for share in shares]
 
 
 def draw(picture: Picture, sprites: Mapping[Drawing, Image.Image], side: int) -> Image.Image:
@@ -59,7 +80,7 @@ def draw(picture: Picture, sprites: Mapping[Drawing, Image.Image], side: int) ->
         box, image = placed.cells * side // CELLS, sprites[placed.drawing]
         thing = resized(image, (box - 2 * MARGIN_PIXELS) / max(image.size))
         if placed.paint is not None:
-            thing = painted(thing, PAINTS[placed.paint])
+            thing = painted(thing, placed.paint)
         left, top = (
             cell * side // CELLS + (box - length) // 2 for cell, length in zip(placed.corner, thing.size, strict=True)
         )

@@ -154,6 +154,15 @@ def test_copies_of_a_kind_change_that_kind_alone(drawings, held_out, training, k
     assert {**more, "pair": 0} == {**once, kind: 3 * once[kind], "pair": 0}
 
 
+def test_more_white_and_grey_things_are_added_to_the_others(drawings, held_out, training):
+    more = plan_training(drawings, held_out, 0, {**COPIES, "painted-white-or-grey": 2})
+    added = Counter(p.paint for p in more if p.kind == "painted") - Counter(
+        p.paint for p in training if p.kind == "painted"
+    )
+    assert set(added) == {"white", "grey"}
+    assert added["white"] == added["grey"] == len(more) - len(training) - added["grey"]
+
+
 def test_fillers_change_that_share_of_the_captions_and_nothing_else(drawings, held_out, training):
     typed = plan_training(drawings, held_out, seed=0, fillers=0.4)
     assert [replace(picture, text="") for picture in typed] == [replace(picture, text="") for picture in training]

@@ -13,9 +13,9 @@ from preprocessing.emoji.sets import Drawing, Thing
 SIDE = 64
 
 
-def square(name, fill):
+def square(name, fill, rest=""):
     thing = Thing(name=name, tags=(), group="objects")
-    body = f'<rect x="8" y="8" width="8" height="8" fill="{fill}"/>'
+    body = f'<rect x="8" y="8" width="8" height="8" fill="{fill}"/>{rest}'
     return Drawing(thing=thing, set="noto", body=body, view_box="0 0 32 32")
 
 
@@ -76,6 +76,15 @@ def test_a_painted_thing_shows_shades_of_its_colour_alone(paint, drawing):
     colour = np.array(PAINTS[paint])
     assert (thing >= 0.7 * colour - 1).all()
     assert (thing <= colour + 41).all()
+
+
+@pytest.mark.parametrize(
+    ("paint", "length", "stays_dark"), [("white", 1, True), ("white", 5, False), ("grey", 1, True), ("grey", 5, False)]
+)
+def test_a_small_dark_part_of_a_white_or_grey_thing_stays_dark_as_an_eye_does(paint, length, stays_dark):
+    eye = f'<rect x="10" y="10" width="{length}" height="{length}" fill="#111"/>'
+    picture = scene(square("cat", "#963", eye), "red", Random(0), paint)
+    assert pixels_like(picture, (30, 30, 30)).any() == stays_dark
 
 
 def test_of_two_things_the_first_stands_where_the_caption_says():
