@@ -1,4 +1,4 @@
-"""A decoding step on the CPU with the kernels of `kernels.py` between its products: three where torch needs twenty
+"""A decoding step on the CPU with the kernels of `step_kernel.py` between its products: three where torch needs twenty
 operations. It is `PlainStep` up to rounding; attention is float32 in every precision.
 
 R pictures (rows), N prompts, r rows of a prompt, H heads, d head size, P text positions, I codes in a picture, D hidden
@@ -104,7 +104,7 @@ class CompiledStep:
             self._prepare(b, delta, 2 * index, column)
             qkv, (keys, values, *texts) = array(layer.qkv(self.hidden)), self.layer_arrays[index]
             cells = keys, values, bias, first + masked, cell
-            self.kernels.attend(qkv, rotation, *cells, *texts, count, self.merged_array)
+            self.kernels.step_kernel.attend(qkv, rotation, *cells, *texts, count, self.merged_array)
             delta = normalised(layer.attention, layer.out(self.merged))
             self._prepare(a, delta, 2 * index + 1, column)
             delta = normalised(layer.feed_forward, self._feed(layer))
@@ -115,14 +115,14 @@ class CompiledStep:
         """Add the previous branch's output to its stream, and fill `hidden` with this branch's input."""
         added = array(stream), array(delta), self.scales[branch - 1]  # for branch 0 any scale, as `delta` is zeros
         shifted = self.inputs_array, branch, column
-        self.kernels.add_and_prepare(*added, *self.norms[branch], *shifted, self.hidden_array)
+        self.kernels.step_kernel.add_and_prepare(*added, *self.norms[branch], *shifted, self.hidden_array)
 
     def _feed(self, layer: LayerWeights) -> Tensor:
         """The feed-forward's inner module of `hidden`."""
         up = layer.up(self.hidden)
         if not self.has_geglu:
             return layer.down(layer.activate(up))
-        self.kernels.geglu(array(up), self.activated_array)
+        self.kernels.step_kernel.geglu(array(up), self.activated_array)
         return layer.down(self.activated)
 
 

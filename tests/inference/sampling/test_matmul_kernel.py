@@ -130,6 +130,7 @@ import torch
 from inference.sampling.load_kernels import array
 from inference.sampling.matmul_kernel import FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8
 from inference.sampling.matmul_kernel import multiplies, multiply, to_panels, units_of
+from inference.sampling.step_kernel import GROUP, add_products
 for dtype in (torch.float32, torch.bfloat16):
     x, weight, bias = torch.randn(21, 52).to(dtype), torch.randn(96, 52).to(dtype), torch.randn(96)
     if multiplies(weight.shape, dtype):
@@ -137,6 +138,9 @@ for dtype in (torch.float32, torch.bfloat16):
         multiply(units_of(x), to_panels(weight), array(bias), array(out))
         expected = (x.float() @ weight.float().T + bias).to(dtype)
         torch.testing.assert_close(out, expected, atol=0.02, rtol=2**-7)
+x, matrix, out = torch.randn(GROUP, 9), torch.randn(9, 83), torch.zeros(GROUP, 83)
+add_products(array(x), 0, GROUP, array(matrix), 0, 83, array(out))
+torch.testing.assert_close(out, x @ matrix)
 print(FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8)
 """
 
