@@ -85,6 +85,8 @@ def preprocess(
     for name, value in positive.items():
         if value is not None and value < 1:
             raise UserError(f"{name}={value}: must be positive")
+    if not 1 <= share[0] <= share[1]:
+        raise UserError(f"share={share}: must be (i, n) with i from 1 to n, such as (2, 8)")
     if memory_bytes < MIN_MEMORY_BYTES:
         raise UserError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
     if not source.parts:

@@ -136,6 +136,13 @@ def test_longer_names_leave_room_for_fewer_shards():
         check_room("x" * 130 for _ in range(400_000))
 
 
+@pytest.mark.parametrize("share", [(0, 2), (3, 2), (1, 0)])
+def test_a_share_that_no_machine_has_is_refused(discs, vqgan, tmp_path, share):
+    with pytest.raises(UserError, match=r"must be \(i, n\) with i from 1 to n"):
+        preprocess(open_source(discs, 8), tmp_path / "out", vqgan, share=share)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_source_without_parts_is_refused(vqgan, tmp_path):
     with pytest.raises(ValueError, match="the source has no parts"):
         preprocess(TarShards([]), tmp_path / "out", vqgan)
