@@ -25,6 +25,7 @@ GROUNDS = {
 PAINTS = {**GROUNDS, "white": (255, 255, 255), "grey": (105, 105, 105)}
 """The named colours of painted things. No held-out picture has white or grey things: on white and in shadows an
 evaluation cannot tell these colours by pixels."""
+WHITE_AND_GREY = tuple(paint for paint in PAINTS if paint not in GROUNDS)
 
 OBJECT_GROUPS = ("animals-nature", "food-drink", "travel-places", "activities", "objects")
 SCENE_GROUPS = (*OBJECT_GROUPS, "smileys-emotion", "people-body", "symbols", "shape")
@@ -98,7 +99,7 @@ def hold_out(drawings: Sequence[Drawing]) -> HeldOut:
         (name, paint)
         for name, versions in seen.items()
         for paint in allowed_paints(versions[0].thing)
-        if paint in GROUNDS and _unit_hash("paint", name, paint) < SHARE_OF_PAINTS
+        if paint not in WHITE_AND_GREY and _unit_hash("paint", name, paint) < SHARE_OF_PAINTS
     )
     return HeldOut(concepts=concepts, drawings=kept_out, grounds=grounds, paints=paints)
 

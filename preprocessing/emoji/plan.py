@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 
 from preprocessing.emoji.fillers import as_typed
-from preprocessing.emoji.heldout import GROUNDS, SCENE_GROUPS, HeldOut, allowed_grounds, allowed_paints
+from preprocessing.emoji.heldout import SCENE_GROUPS, WHITE_AND_GREY, HeldOut, allowed_grounds, allowed_paints
 from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
@@ -22,7 +22,7 @@ COPIES = {
     "painted-count": 9,
 }
 """Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in its colours by
-turns, white and grey among them."""
+turns, white and grey among them; painted-white-or-grey: so many more in these two."""
 SHARE_OF_TWINS = 0.3  # of the painted pairs: one thing in two colours
 SHARE_PAINTED = 0.7  # of the second things of the other painted pairs
 SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times as many
@@ -64,8 +64,8 @@ def plan_training(
         random = Random(f"{seed}/painted/{drawing.set}/{name}")
         pictures += painted(drawing, paints, held_out, copies["painted"], random)
         random = Random(f"{seed}/painted white or grey/{drawing.set}/{name}")
-        white_or_grey = [paint for paint in paints if paint not in GROUNDS]
-        pictures += painted(drawing, white_or_grey, held_out, copies["painted-white-or-grey"], random)
+        white_and_grey = [paint for paint in paints if paint in WHITE_AND_GREY]
+        pictures += painted(drawing, white_and_grey, held_out, copies["painted-white-or-grey"], random)
         random = Random(f"{seed}/painted pairs/{drawing.set}/{name}")
         pictures += painted_pairs(drawing, known, held_out, copies["painted-pair"], random)
         random = Random(f"{seed}/painted counts/{drawing.set}/{name}")
@@ -177,7 +177,9 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         yield pair(first, second, random.choice([*shared, "white"]), random)
         paints_of_second = known_paints(second.thing, held_out)
         paints = [
-            paint for paint in known_paints(first.thing, held_out) if paint in paints_of_second and paint in GROUNDS
+            paint
+            for paint in known_paints(first.thing, held_out)
+            if paint in paints_of_second and paint not in WHITE_AND_GREY
         ]
         if len(paints) >= 2:
             of_paints = Random(f"{seed}/held out/painted pair/{name}/{second.thing.name}")

@@ -8,14 +8,14 @@ from PIL import Image, ImageOps
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from preprocessing.emoji.heldout import GROUNDS, PAINTS
+from preprocessing.emoji.heldout import PAINTS, WHITE_AND_GREY
 from preprocessing.emoji.scenes import CELLS, Picture
 from preprocessing.emoji.sets import Drawing
 
 MARGIN_PIXELS = 1  # of a thing's box, on each side
 INK = 30  # the lightness of eyes, noses and mouths in white and grey things, 0..255
 SMALL_SHARE = 0.1  # of a thing's visible pixels: what is larger is no eye
-EDGE_LIGHTNESS = 28  # by so much, 0..255, scaling can darken a part's edge
+EDGE_LIGHTNESS = 28  # scaling darkens a part's edge by up to so much, 0..255
 
 
 def sprite(drawing: Drawing, side: int) -> Image.Image:
@@ -53,21 +53,18 @@ def painted(image: Image.Image, paint: str) -> Image.Image:
     """An RGBA image in shades of a colour of `PAINTS`, darker where it was dark, nearly white where it was bright.
 
     In white and grey, whose shades differ little, what is small and darkest stays dark: eyes, noses and mouths."""
-    lightness = ImageOps.autocontrast(image.convert("RGB").convert("L"), cutoff=1, mask=visible(image))
-    darkness = [0.0] * 256 if paint in GROUNDS else small_and_dark(lightness.histogram(visible(image)))
-    channels = [
-        lightness.point(
-            [round((1 - darkness[light]) * shade(channel, light / 255) + darkness[light] * INK) for light in range(256)]
-        )
-        for channel in PAINTS[paint]
-    ]
+    grey, shown = image.convert("RGB").convert("L"), visible(image)
+    lightness = ImageOps.autocontrast(grey, cutoff=1, mask=shown)
+    channels = [lightness.point([shade(channel, light / 255) for light in range(256)]) for channel in PAINTS[paint]]
+    if paint in WHITE_AND_GREY:
+        inked = grey.point([round(255 * share) for share in small_and_dark(grey.histogram(shown))])
+        channels = [Image.composite(Image.new("L", image.size, INK), channel, inked) for channel in channels]
     return Image.merge("RGBA", (*channels, image.getchannel("A")))
 
 
 def small_and_dark(histogram: Sequence[int]) -> list[float]:
-    """For each lightness 0..255, how dark it stays, 0..1: wholly where few pixels are as dark or only little brighter.
-
-    The little keeps out the edges of large parts, which scaling makes a little darker than the part."""
+    """For each lightness 0..255, how dark it stays, 0..1: wholly if at most half of SMALL_SHARE of the pixels are as
+    dark or up to EDGE_LIGHTNESS brighter, not at all from SMALL_SHARE on."""
     pixels_up_to = list(accumulate(histogram))
     shares = [pixels_up_to[min(255, light + EDGE_LIGHTNESS)] / max(1, pixels_up_to[-1]) for light in range(256)]
     return [min(1.0, max(0.0, 2 - 2 * share / SMALL_SHARE)) for share in shares]

@@ -1,5 +1,6 @@
 """Pictures show what their captions say."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -23,10 +24,10 @@ WHITE = square("tile", "#fff")
 GREY = square("brick", "#888")
 
 
-def pixels(picture):
-    """The picture drawn, [SIDE, SIDE, 3]."""
-    sprites = {placed.drawing: sprite(placed.drawing, SIDE) for placed in picture.placed}
-    return np.asarray(draw(picture, sprites, SIDE)).astype(int)
+def pixels(picture, side=SIDE):
+    """The picture drawn, [side, side, 3]."""
+    sprites = {placed.drawing: sprite(placed.drawing, side) for placed in picture.placed}
+    return np.asarray(draw(picture, sprites, side)).astype(int)
 
 
 def pixels_like(picture, rgb):
@@ -85,6 +86,12 @@ def test_a_small_dark_part_of_a_white_or_grey_thing_stays_dark_as_an_eye_does(pa
     eye = f'<rect x="10" y="10" width="{length}" height="{length}" fill="#111"/>'
     picture = scene(square("cat", "#963", eye), "red", Random(0), paint)
     assert pixels_like(picture, (30, 30, 30)).any() == stays_dark
+
+
+@pytest.mark.parametrize("fill", ["#cc2c3b", "#888"])
+def test_the_edge_of_a_white_thing_in_one_colour_is_not_dark(fill):
+    ball = replace(WHITE, body=f'<circle cx="16" cy="16" r="12" fill="{fill}"/>')
+    assert pixels(scene(ball, "pink", Random(0), "white"), side=128)[..., 0].min() > 0.7 * 255 - 2
 
 
 def test_of_two_things_the_first_stands_where_the_caption_says():
