@@ -17,12 +17,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from dalle_lean.compiled import compiled
-from inference.sampling.matmul_kernel import LANES, call
+from inference.sampling.matmul_kernel import LANES, call  # numba's cache of this file does not see them change
 
 GROUP = 4
 """Pictures of a prompt that attend together, so that its keys and values are read once for them."""
-LINE = 16
-"""Numbers of float32 in a cache line."""
+CACHE_LINE_BYTES = 64
+MOST_FETCHED = 4096
+"""Numbers of a picture's values that are fetched ahead, at most: more would push one another out of the cache."""
 REGISTERS = 4 if LANES == 16 else 2
 """Registers of sums of each of these pictures."""
 TILES = (LANES, REGISTERS), (LANES, 1), (1, 1)
@@ -108,20 +109,21 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
     heads, per_prompt = out.shape[1] // head_size, len(qkv) // prompts
     blocks = len(keys) // (heads * len(qkv) * head_size)
     num_cells, block = blocks * block_cells, cell // block_cells
-    # Registers are filled with scores of cells after the last one seen, which count for nothing.
+    # Whole registers are scored; scores after the last cell seen are dropped.
     seen, scored = len(bias), min((len(bias) + LANES - 1) // LANES * LANES, block_cells - first % block_cells)
     groups = (per_prompt + GROUP - 1) // GROUP
     for task in prange(heads * prompts * groups):  # in the order of the cells, which are read once
         of_prompt, start = task // groups, task % groups * GROUP
         head, prompt = of_prompt // prompts, of_prompt % prompts
         count = min(GROUP, per_prompt - start)
+        # They arrive while queries are rotated and meet the text. Of keys, the first line of each channel.
         for member in range(count):
             of_row = of_prompt * per_prompt + start + member
             first_key = (of_row * blocks + block) * head_size * block_cells + first % block_cells
             for i in range(head_size):
                 prefetch(keys, first_key + i * block_cells)
             first_value = (of_row * num_cells + first) * head_size
-            for i in range(0, seen * head_size, LINE):
+            for i in range(0, min(seen * head_size, MOST_FETCHED), CACHE_LINE_BYTES // values.itemsize):
                 prefetch(values, first_value + i)
         query, rotated = np.empty((GROUP, head_size), np.float32), np.empty(head_size, np.float32)
         for member in range(count):
@@ -202,13 +204,14 @@ def _prefetch(context: Any, matrix: Any, number: Any) -> Any:
 prefetch: Callable[..., None] = intrinsic(_prefetch)
 
 
-def product_tile(rows: int, lanes: int, registers: int = 1) -> Callable[..., None]:
+def product_tile(rows: int, lanes: int, registers: int) -> Callable[..., None]:
     """A function of (x, row, matrix, first, stride, out, column): `rows` rows of `add_products`, from `row` on, and
     lanes * registers columns, from `column` on. numba's own loops would keep the sums in memory, not in registers."""
 
     @intrinsic
     def tile(context: Any, x: Any, row: Any, matrix: Any, first: Any, stride: Any, out: Any, column: Any) -> Any:
         signature = types.void(x, types.intp, matrix, types.intp, types.intp, out, types.intp)
+        assert x.layout == matrix.layout == out.layout == "C"
         floats, integers, halves = (
             ir.VectorType(kind, lanes) for kind in (ir.FloatType(), ir.IntType(32), ir.IntType(16))
         )
@@ -271,19 +274,19 @@ def add_products(x, row, count, matrix, first, stride, out):
     in_wide = width // (LANES * REGISTERS) * (LANES * REGISTERS)
     for column in range(0, in_wide, LANES * REGISTERS):
         if count == GROUP:
-            group_wide(x, 0, matrix, first, stride, out, column)
+            group_wide(x, row, matrix, first, stride, out, column)
         else:
             for i in range(row, row + count):
                 wide(x, i, matrix, first, stride, out, column)
     for column in range(in_wide, in_registers, LANES):
         if count == GROUP:
-            group_narrow(x, 0, matrix, first, stride, out, column)
+            group_narrow(x, row, matrix, first, stride, out, column)
         else:
             for i in range(row, row + count):
                 narrow(x, i, matrix, first, stride, out, column)
     for column in range(in_registers, width):
         if count == GROUP:
-            group_single(x, 0, matrix, first, stride, out, column)
+            group_single(x, row, matrix, first, stride, out, column)
         else:
             for i in range(row, row + count):
                 single(x, i, matrix, first, stride, out, column)

@@ -38,6 +38,7 @@ VARIANTS = {
     "all products by kernels": {"num_heads": 2, "head_size": 16, "image_vocab_size": 64},
     "one row": {"image_side": 1},
     "two rows": {"image_side": 2},
+    "all sizes of tiles": {"image_side": 9, "head_size": 84, "text_len": 92},
 }
 
 
@@ -112,13 +113,22 @@ def test_prompts_in_one_batch_are_kept_apart(guided, given, compiled):
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("batch", [1, 7, 8, 13])
+@pytest.mark.parametrize("batch", [1, 6, 7, 8, 13])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision, compiled):
     decoder = PackedDecoder(lively_dalle(), precision, compiled)
     text, codes = inputs(decoder.config, batch=24)
     together = cached(decoder, text, codes)
     assert torch.equal(cached(decoder, text, codes[:batch]), together[:batch])
+
+
+@needs_numba
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_row_is_bit_for_bit_the_same_in_any_batch_by_tiles_of_all_sizes(precision):
+    decoder = PackedDecoder(lively_dalle(**KINDS["full"], **VARIANTS["all sizes of tiles"]), precision)
+    text, codes = inputs(decoder.config, batch=7)
+    together = cached(decoder, text, codes)
+    assert all(torch.equal(cached(decoder, text, codes[:batch]), together[:batch]) for batch in (1, 3, 6))
 
 
 def test_a_row_is_the_same_in_any_batch_in_int8_where_the_kernel_multiplies_all_layers():

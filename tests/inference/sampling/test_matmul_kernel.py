@@ -127,7 +127,7 @@ def test_inputs_of_another_type_are_refused(layer):
 
 ELSEWHERE = """
 import torch
-from inference.sampling.load_kernels import array
+from inference.sampling.load_kernels import array, kernels
 from inference.sampling.matmul_kernel import FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8
 from inference.sampling.matmul_kernel import multiplies, multiply, to_panels, units_of
 from inference.sampling.step_kernel import GROUP, add_products
@@ -138,9 +138,15 @@ for dtype in (torch.float32, torch.bfloat16):
         multiply(units_of(x), to_panels(weight), array(bias), array(out))
         expected = (x.float() @ weight.float().T + bias).to(dtype)
         torch.testing.assert_close(out, expected, atol=0.02, rtol=2**-7)
-x, matrix, out = torch.randn(GROUP, 9), torch.randn(9, 83), torch.zeros(GROUP, 83)
-add_products(array(x), 0, GROUP, array(matrix), 0, 83, array(out))
-torch.testing.assert_close(out, x @ matrix)
+for dtype in (torch.float32, torch.bfloat16):
+    assert kernels(dtype) is not None
+    x, matrix = torch.randn(GROUP, 9), torch.randn(9, 93).to(dtype)
+    together, apart = torch.zeros(2, GROUP, 93)
+    add_products(array(x), 0, GROUP, array(matrix), 0, 93, array(together))
+    for row in range(GROUP):
+        add_products(array(x), row, 1, array(matrix), 0, 93, array(apart))
+    torch.testing.assert_close(together, x @ matrix.float())
+    assert torch.equal(apart, together)
 print(FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8)
 """
 
