@@ -93,7 +93,7 @@ TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --disc
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
 TRAIN := $(BIN)/dalle-lean train --heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 bundled-model: install
-	@echo "some 15 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 3/4, transformer 9, CLIP 1"
+	@echo "some 16 hours on two CPU cores with fast bfloat16: VQGAN 4 1/2, drawing and codes 1, transformer 10, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
 		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies plain=20,scene=80,painted=36,pair=28,count=18
@@ -110,6 +110,9 @@ bundled-model: install
 	test -e data/emoji-words/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-words --fillers 0.5 \
 		--packages data/npm/node_modules --side $(SIDE) --seed 6 \
 		--copies plain=14,scene=22,painted=14,pair=26,count=8,painted-pair=6,painted-count=4
+	test -e data/emoji-white/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-white --fillers 0.4 \
+		--packages data/npm/node_modules --side $(SIDE) --seed 8 --copies \
+		plain=16,scene=16,painted=16,painted-white-or-grey=20,pair=22,count=6,painted-pair=12,painted-count=8
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-decoder --picture-side 128 --init-from $(RUN)/vqgan-crops \
@@ -126,6 +129,7 @@ bundled-model: install
 	$(PREPROCESS) data/emoji-composed/train $(RUN)/shards/composed
 	$(PREPROCESS) data/emoji-all/train $(RUN)/shards/all
 	$(PREPROCESS) data/emoji-words/train $(RUN)/shards/words
+	$(PREPROCESS) data/emoji-white/train $(RUN)/shards/white
 	test -e $(RUN)/shards/mixed || $(BIN)/dalle-lean shards mix $(RUN)/shards/mixed $(RUN)/shards/all $(RUN)/shards/words
 	$(TRAIN) $(RUN)/shards/train $(RUN)/dalle-first --config emoji128
 	$(TRAIN) $(RUN)/shards/more $(RUN)/dalle-more --config emoji128-more --init $(RUN)/dalle-first/model --seed 1
@@ -134,12 +138,14 @@ bundled-model: install
 	$(TRAIN) $(RUN)/shards/composed $(RUN)/dalle-composed --config emoji128-more --init $(RUN)/dalle-typed/model \
 		--seed 4 --lr 1.5e-3 --steps 1600
 	$(BIN)/dalle-lean pack $(RUN)/dalle-composed/model $(RUN)/dalle-mean --average $(RUN)/dalle-typed/model
-	$(TRAIN) $(RUN)/shards/mixed $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-mean --seed 7 --lr 2e-3 \
-		--steps 2200
+	$(TRAIN) $(RUN)/shards/mixed $(RUN)/dalle-mixed --config emoji128-more --init $(RUN)/dalle-mean --seed 7 \
+		--lr 2e-3 --steps 2200
+	$(TRAIN) $(RUN)/shards/white $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-mixed/model --seed 8 \
+		--lr 2e-3 --steps 1300
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --save-dtype bfloat16
-	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip --card models/emoji/README.md \
-		--guidance 2 --dtype bfloat16
+	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --average $(RUN)/dalle-mixed/model \
+		--clip $(RUN)/clip/clip --card models/emoji/README.md --guidance 2 --dtype bfloat16
 
 # The card's table and pictures: what the bundled model can do, and how sure that is.
 evaluate: install data/emoji-same-set/heldout.json data/emoji-other-sets/heldout.json
