@@ -61,7 +61,7 @@ def notes(out: Path) -> int:
 def test_killed_as_a_whole_it_continues_where_it_stopped_and_orphans_go(begin, undisturbed, tmp_path, made):
     process, out = begin(), tmp_path / "out"
     workers = wait_for(lambda: descendants(process.pid))
-    wait_for(lambda: notes(out) >= made)
+    wait_for(lambda: out.is_dir() and notes(out) >= made)
     workers += descendants(process.pid)
     process.kill()
     wait_for(lambda: not any(is_alive(pid) for pid in workers))
