@@ -5,17 +5,19 @@ R pictures (rows), N prompts, r rows of a prompt, H heads, d head size, P text p
 size, C codebook.
 """
 
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from inference.sampling import load_kernels
-from inference.sampling.kv_layout import Window, window_of
+from inference.sampling.kv_layout import window_of
 from inference.sampling.load_kernels import array
 from inference.sampling.packed_decoder import BranchWeights, LayerWeights, PackedDecoder, normalise
+from inference.sampling.packed_linear import bound
 from inference.sampling.plain_step import load_inputs
 from inference.sampling.prefill import Prompts
 
@@ -24,6 +26,15 @@ def kernels_for(decoder: PackedDecoder) -> ModuleType | None:
     """The kernels, if they can take this decoder's steps."""
     fits = decoder.compiled and decoder.device.type == "cpu" and decoder.config.head_size % 2 == 0
     return load_kernels.kernels(decoder.dtype) if fits else None
+
+
+class Products(NamedTuple):
+    """A layer's products, from buffer to buffer."""
+
+    qkv: Callable[[], Tensor]
+    out: Callable[[], Tensor]
+    up: Callable[[], Tensor]
+    down: Callable[[], Tensor]
 
 
 class CompiledStep:
@@ -36,15 +47,26 @@ class CompiledStep:
         self.windows = {kind: window_of(config, kind) for kind in config.layer_kinds}
         windows = [self.windows[kind] for kind in config.layer_kinds]
         grid = (heads, prompts.count, batch // prompts.count)
-        self.keys = [torch.zeros(*grid, *blocks_of(window, config.head_size), dtype=dtype) for window in windows]
         cells = [(*grid, window.columns, window.rows, config.head_size) for window in windows]
-        self.values = [torch.zeros(shape, dtype=dtype) for shape in cells]
+        self.keys, self.values = ([torch.zeros(shape, dtype=dtype) for shape in cells] for _ in range(2))
         channels = config.hidden_size // 2 if config.token_shift else 0
         self.inputs = torch.zeros(2 * config.num_layers, config.image_side, batch, channels)
         # A branch's input, attention's output, and the activation between the feed-forward's products.
         self.hidden = torch.zeros(batch, config.hidden_size, dtype=dtype)
         self.merged = torch.zeros(batch, heads * config.head_size, dtype=dtype)
         self.activated = torch.zeros(batch, config.ffn_multiplier * config.hidden_size, dtype=dtype)
+        # A product's output: queries, keys and values, the feed-forward's upper product, and what a branch adds.
+        self.qkv, self.delta = self.hidden.new_zeros(batch, 3 * self.merged.shape[1]), torch.zeros_like(self.hidden)
+        self.up = self.hidden.new_zeros(batch, (1 + config.ffn_gated) * self.activated.shape[1])
+        self.products = [
+            Products(
+                bound(layer.qkv, self.hidden, self.qkv),
+                bound(layer.out, self.merged, self.delta),
+                bound(layer.up, self.hidden, self.up),
+                bound(layer.down, self.activated, self.delta),
+            )
+            for layer in decoder.layers
+        ]
         self.has_geglu = config.ffn_gated and config.ffn_activation == "gelu"
         self.nothing = torch.zeros_like(self.hidden, dtype=torch.float32 if config.sandwich_norm else dtype)
 
@@ -71,16 +93,15 @@ class CompiledStep:
         self.text_keys = [keys.transpose(2, 3).contiguous() for keys, _ in prompts.text_kv]  # [H, N, d, P]
         for index, code_kv in enumerate(prompts.code_kv):
             window = self.windows[self.config.layer_kinds[index]]
-            keys_of_cells = self.keys[index].transpose(3, 4).flatten(4, 5)  # [H, N, r, d, columns, rows]
             for first in range(0, prompts.num_codes, side):
                 keys, values = code_kv[:, :, :, first : first + side].unsqueeze(3)  # [H, N, 1, columns, d]
                 columns, slot = slice(window.left, window.left + keys.shape[3]), first // side % window.rows
-                keys_of_cells[:, :, :, :, columns, slot] = keys.transpose(3, 4)
+                self.keys[index][:, :, :, columns, slot] = keys
                 self.values[index][:, :, :, columns, slot] = values
         load_inputs(self.inputs, prompts)
         self.layer_arrays = [
             (
-                array(keys.flatten(5).flatten(0, 4)),
+                array(keys.flatten(0, 4)),
                 array(values.flatten(0, 4)),
                 array(text_keys.flatten(0, 2)),
                 array(text_values.flatten(0, 2)),
@@ -93,7 +114,8 @@ class CompiledStep:
     def __call__(self, codes: Tensor, column: int, row: int, place: Tensor) -> Tensor:
         """Read the codes [R] at `place` [1] -> float32 logits [R, C] of the codes after them."""
         decoder, count, place_index = self.decoder, self.prompts.count, row * self.config.image_side + column
-        self.kernels.use_threads(torch.get_num_threads())
+        threads = torch.get_num_threads()
+        self.kernels.use_threads(threads)
         a, b = decoder.streams(decoder.embed(codes, place))
         rotation = self.rotations[place_index]
         seen = {kind: seen_cells(bias[place_index]) for kind, bias in self.biases.items()}
@@ -102,12 +124,14 @@ class CompiledStep:
             window, (masked, bias) = self.windows[layer.kind], seen[layer.kind]
             first, cell = window.first(column) * window.rows, (window.left + column) * window.rows + row % window.rows
             self._prepare(b, delta, 2 * index, column)
-            qkv, (keys, values, *texts) = array(layer.qkv(self.hidden)), self.layer_arrays[index]
+            products, (keys, values, *texts) = self.products[index], self.layer_arrays[index]
             cells = keys, values, bias, first + masked, cell
-            self.kernels.step_kernel.attend(qkv, rotation, *cells, *texts, count, self.merged_array)
-            delta = normalised(layer.attention, layer.out(self.merged))
+            self.kernels.step_kernel.attend(
+                array(products.qkv()), rotation, *cells, *texts, count, threads, self.merged_array
+            )
+            delta = normalised(layer.attention, products.out())
             self._prepare(a, delta, 2 * index + 1, column)
-            delta = normalised(layer.feed_forward, self._feed(layer))
+            delta = normalised(layer.feed_forward, self._feed(layer, products))
         b.addcmul_(delta.float(), decoder.layers[-1].feed_forward.scale)
         return decoder.logits(a, b)
 
@@ -117,19 +141,14 @@ class CompiledStep:
         shifted = self.inputs_array, branch, column
         self.kernels.step_kernel.add_and_prepare(*added, *self.norms[branch], *shifted, self.hidden_array)
 
-    def _feed(self, layer: LayerWeights) -> Tensor:
+    def _feed(self, layer: LayerWeights, products: Products) -> Tensor:
         """The feed-forward's inner module of `hidden`."""
-        up = layer.up(self.hidden)
-        if not self.has_geglu:
-            return layer.down(layer.activate(up))
-        self.kernels.step_kernel.geglu(array(up), self.activated_array)
-        return layer.down(self.activated)
-
-
-def blocks_of(window: Window, head_size: int) -> tuple[int, int, int, int]:
-    """Shape of a head's keys, transposed in blocks of cells that are read together: [blocks, d, columns, rows]."""
-    blocks = window.columns if window.span == 1 else 1
-    return blocks, head_size, window.columns // blocks, window.rows
+        up = products.up()
+        if self.has_geglu:
+            self.kernels.step_kernel.geglu(array(up), self.activated_array)
+        else:
+            self.activated.copy_(layer.activate(up))
+        return products.down()
 
 
 def seen_cells(bias: Any) -> tuple[int, Any]:

@@ -98,16 +98,12 @@ def multiply_tile(rows: int) -> Callable[..., None]:
             sums = [[cgutils.alloca_once_value(builder, start) for start in first_sums] for _ in own_rows]
             inputs = [builder.gep(x.data, [builder.mul(number, length)]) for number in own_rows]
             weights = builder.gep(panels.data, [builder.mul(first_output, length)])
-            anything, first_lane = ir.Constant(units, ir.Undefined), ir.Constant(ir.IntType(32), 0)
-            in_all_lanes = ir.Constant(INTEGERS, [0] * LANES)
             with cgutils.for_range(builder, length) as loop:
                 line = builder.mul(loop.index, integer(WIDTH))
                 parts = [lanes(weights, builder.add(line, integer(part)), units) for part in (0, LANES)]
                 parts = [builder.load(part, align=4) for part in parts]
                 for numbers, totals in zip(inputs, sums, strict=True):
-                    number = builder.load(builder.gep(numbers, [loop.index]))
-                    factor = builder.insert_element(anything, number, first_lane)
-                    factor = builder.shuffle_vector(factor, anything, in_all_lanes)
+                    factor = splat(builder, builder.load(builder.gep(numbers, [loop.index])), LANES)
                     for part, total in zip(parts, totals, strict=True):
                         builder.store(add_products(builder, builder.load(total), factor, part), total)
             for number, totals in zip(own_rows, sums, strict=True):
@@ -124,6 +120,14 @@ def multiply_tile(rows: int) -> Callable[..., None]:
         return signature, generate
 
     return tile
+
+
+def splat(builder: Any, number: Any, lanes: int) -> Any:
+    """The number in all lanes."""
+    kind, integers = ir.VectorType(number.type, lanes), ir.VectorType(ir.IntType(32), lanes)
+    anything = ir.Constant(kind, ir.Undefined)
+    one = builder.insert_element(anything, number, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, anything, integers([0] * lanes))
 
 
 def call(builder: Any, name: str, kind: Any, *values: Any) -> Any:

@@ -61,14 +61,28 @@ class PanelLinear:
         self.weights = *weights, array(self.bias.float().contiguous())
 
     def __call__(self, x: Tensor) -> Tensor:
-        # The kernel reads as many inputs as there are weights, whatever it is given.
-        assert (x.dtype, x.shape[1]) == (self.dtype, self.weight.shape[1]), f"{x.dtype} {list(x.shape)}"
         if load_kernels.forked:
             return _in_groups(x, lambda x: linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
-        out = x.new_empty(len(x), len(self.bias))
         self.kernels.use_threads(torch.get_num_threads())
-        self.multiply(self.kernels.matmul_kernel.units_of(x.contiguous()), *self.weights, array(out))
-        return out
+        return self.bound(x.contiguous(), x.new_empty(len(x), len(self.bias)))()
+
+    def bound(self, x: Tensor, out: Tensor) -> Callable[[], Tensor]:
+        """The layer of what x [R, in] holds at each call, written to `out` [R, out], by the threads that numba uses."""
+        # The kernel reads and writes as many numbers as there are weights, whatever it is given.
+        assert (x.dtype, x.shape[1]) == (self.dtype, self.weight.shape[1]), f"{x.dtype} {list(x.shape)}"
+        assert (out.dtype, out.shape) == (self.dtype, (len(x), len(self.bias))), f"{out.dtype} {list(out.shape)}"
+        units, written = self.kernels.matmul_kernel.units_of(x), array(out)
+
+        def multiply() -> Tensor:
+            self.multiply(units, *self.weights, written)
+            return out
+
+        return multiply
+
+
+def bound(project: Projection, x: Tensor, out: Tensor) -> Callable[[], Tensor]:
+    """`project` of what x [R, in] holds at each call; the result, [R, out], may be written to `out`."""
+    return project.bound(x, out) if isinstance(project, PanelLinear) else lambda: project(x)
 
 
 def pack(layer: nn.Module, precision: Precision, compiled: bool = True) -> Projection:

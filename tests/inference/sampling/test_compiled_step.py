@@ -52,23 +52,6 @@ def test_exponentials_are_torchs(kernel):
     assert (found[-3:] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [1, 16, 64, 93])
-def test_products_are_torchs_and_those_of_a_row_do_not_depend_on_the_others(kernel, width, dtype):
-    x, matrix, begun = (
-        torch.randn(kernel.GROUP, 9),
-        torch.randn(9, width + 5).to(dtype),
-        torch.randn(kernel.GROUP, width),
-    )
-    together, apart = begun.clone(), begun.clone()
-    numbers = array(matrix), 3, width + 5
-    kernel.add_products(array(x), 0, kernel.GROUP, *numbers, array(together))
-    for row in range(kernel.GROUP):
-        kernel.add_products(array(x), row, 1, *numbers, array(apart))
-    torch.testing.assert_close(together, begun + x @ matrix[:, 3 : 3 + width].float())
-    assert torch.equal(apart, together)
-
-
 @pytest.mark.parametrize("column", [0, 2])
 def test_a_branch_is_added_normalised_and_shifted(kernel, column):
     stream, delta, own = torch.randn(3, 20), torch.randn(3, 20), torch.randn(1, 4, 3, 10)

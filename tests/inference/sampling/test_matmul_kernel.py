@@ -126,11 +126,12 @@ def test_inputs_of_another_type_are_refused(layer):
 
 
 ELSEWHERE = """
+import numba
 import torch
 from inference.sampling.load_kernels import array, kernels
 from inference.sampling.matmul_kernel import FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8
 from inference.sampling.matmul_kernel import multiplies, multiply, to_panels, units_of
-from inference.sampling.step_kernel import GROUP, add_products
+from inference.sampling.register_kernel import GROUP, add_products, dot, largest_of, total_of
 for dtype in (torch.float32, torch.bfloat16):
     x, weight, bias = torch.randn(21, 52).to(dtype), torch.randn(96, 52).to(dtype), torch.randn(96)
     if multiplies(weight.shape, dtype):
@@ -147,6 +148,11 @@ for dtype in (torch.float32, torch.bfloat16):
         add_products(array(x), row, 1, array(matrix), 0, 93, array(apart))
     torch.testing.assert_close(together, x @ matrix.float())
     assert torch.equal(apart, together)
+    dotted = numba.njit(lambda x, matrix: dot(x, 1, matrix, 3))(array(together), array(matrix))
+    torch.testing.assert_close(torch.tensor(dotted), together[1] @ matrix[3].float(), atol=1e-3, rtol=1e-4)
+total, largest = numba.njit(lambda x: (total_of(x, 1, 0), largest_of(x, 1, 0)))(array(together))
+torch.testing.assert_close(torch.tensor(total), together[1].sum(), atol=1e-3, rtol=1e-4)
+assert largest == together[1].max()
 print(FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8)
 """
 
