@@ -16,8 +16,8 @@ from torch import Tensor
 from inference.sampling import load_kernels
 from inference.sampling.kv_layout import window_of
 from inference.sampling.load_kernels import array
-from inference.sampling.packed_decoder import BranchWeights, LayerWeights, PackedDecoder, normalise
-from inference.sampling.packed_linear import bound
+from inference.sampling.packed_decoder import BranchWeights, PackedDecoder, normalise
+from inference.sampling.packed_linear import bind
 from inference.sampling.plain_step import load_inputs
 from inference.sampling.prefill import Prompts
 
@@ -31,10 +31,10 @@ def kernels_for(decoder: PackedDecoder) -> ModuleType | None:
 class Products(NamedTuple):
     """A layer's products, from buffer to buffer."""
 
-    qkv: Callable[[], Tensor]
-    out: Callable[[], Tensor]
-    up: Callable[[], Tensor]
-    down: Callable[[], Tensor]
+    qkv: Callable[[], object]
+    out: Callable[[], object]
+    up: Callable[[], object]
+    down: Callable[[], object]
 
 
 class CompiledStep:
@@ -52,27 +52,28 @@ class CompiledStep:
         channels = config.hidden_size // 2 if config.token_shift else 0
         self.inputs = torch.zeros(2 * config.num_layers, config.image_side, batch, channels)
         # A branch's input, attention's output, and the activation between the feed-forward's products.
-        self.hidden = torch.zeros(batch, config.hidden_size, dtype=dtype)
-        self.merged = torch.zeros(batch, heads * config.head_size, dtype=dtype)
-        self.activated = torch.zeros(batch, config.ffn_multiplier * config.hidden_size, dtype=dtype)
+        hidden = torch.zeros(batch, config.hidden_size, dtype=dtype)
+        merged = hidden.new_zeros(batch, heads * config.head_size)
+        self.activated = hidden.new_zeros(batch, config.ffn_multiplier * config.hidden_size)
         # A product's output: queries, keys and values, the feed-forward's upper product, and what a branch adds.
-        self.qkv, self.delta = self.hidden.new_zeros(batch, 3 * self.merged.shape[1]), torch.zeros_like(self.hidden)
-        self.up = self.hidden.new_zeros(batch, (1 + config.ffn_gated) * self.activated.shape[1])
+        qkv, self.delta = hidden.new_zeros(batch, 3 * merged.shape[1]), torch.zeros_like(hidden)
+        self.up = hidden.new_zeros(batch, (1 + config.ffn_gated) * self.activated.shape[1])
         self.products = [
             Products(
-                bound(layer.qkv, self.hidden, self.qkv),
-                bound(layer.out, self.merged, self.delta),
-                bound(layer.up, self.hidden, self.up),
-                bound(layer.down, self.activated, self.delta),
+                bind(layer.qkv, hidden, qkv),
+                bind(layer.out, merged, self.delta),
+                bind(layer.up, hidden, self.up),
+                bind(layer.down, self.activated, self.delta),
             )
             for layer in decoder.layers
         ]
         self.has_geglu = config.ffn_gated and config.ffn_activation == "gelu"
-        self.nothing = torch.zeros_like(self.hidden, dtype=torch.float32 if config.sandwich_norm else dtype)
+        self.nothing = torch.zeros_like(hidden, dtype=torch.float32 if config.sandwich_norm else dtype)
 
         # The same as NumPy arrays, made once: a step takes hundreds.
-        self.hidden_array, self.merged_array = array(self.hidden), array(self.merged)
+        self.hidden_array, self.merged_array, self.qkv_array = array(hidden), array(merged), array(qkv)
         self.activated_array, self.inputs_array = array(self.activated), array(self.inputs)
+        self.up_array, self.delta_array = array(self.up), array(self.delta)
         branches = [branch for layer in decoder.layers for branch in (layer.attention, layer.feed_forward)]
         self.scales = [array(branch.scale) for branch in branches]
         norms = [branch.norm for branch in branches]
@@ -117,38 +118,37 @@ class CompiledStep:
         threads = torch.get_num_threads()
         self.kernels.use_threads(threads)
         a, b = decoder.streams(decoder.embed(codes, place))
+        a_array, b_array = array(a), array(b)
         rotation = self.rotations[place_index]
         seen = {kind: seen_cells(bias[place_index]) for kind, bias in self.biases.items()}
         delta = self.nothing
         for index, layer in enumerate(decoder.layers):
             window, (masked, bias) = self.windows[layer.kind], seen[layer.kind]
             first, cell = window.first(column) * window.rows, (window.left + column) * window.rows + row % window.rows
-            self._prepare(b, delta, 2 * index, column)
+            self._prepare(b_array, delta, 2 * index, column)
             products, (keys, values, *texts) = self.products[index], self.layer_arrays[index]
             cells = keys, values, bias, first + masked, cell
-            self.kernels.step_kernel.attend(
-                array(products.qkv()), rotation, *cells, *texts, count, threads, self.merged_array
-            )
-            delta = normalised(layer.attention, products.out())
-            self._prepare(a, delta, 2 * index + 1, column)
-            delta = normalised(layer.feed_forward, self._feed(layer, products))
+            products.qkv()
+            self.kernels.step_kernel.attend(self.qkv_array, rotation, *cells, *texts, count, threads, self.merged_array)
+            products.out()
+            delta = normalised(layer.attention, self.delta)
+            self._prepare(a_array, delta, 2 * index + 1, column)
+            products.up()
+            if self.has_geglu:
+                self.kernels.step_kernel.geglu(self.up_array, self.activated_array)
+            else:
+                self.activated.copy_(layer.activate(self.up))
+            products.down()
+            delta = normalised(layer.feed_forward, self.delta)
         b.addcmul_(delta.float(), decoder.layers[-1].feed_forward.scale)
         return decoder.logits(a, b)
 
-    def _prepare(self, stream: Tensor, delta: Tensor, branch: int, column: int) -> None:
+    def _prepare(self, stream: Any, delta: Tensor, branch: int, column: int) -> None:
         """Add the previous branch's output to its stream, and fill `hidden` with this branch's input."""
-        added = array(stream), array(delta), self.scales[branch - 1]  # for branch 0 any scale, as `delta` is zeros
+        added = self.delta_array if delta is self.delta else array(delta)
+        scale = self.scales[branch - 1]  # for branch 0 any, as `delta` is zeros
         shifted = self.inputs_array, branch, column
-        self.kernels.step_kernel.add_and_prepare(*added, *self.norms[branch], *shifted, self.hidden_array)
-
-    def _feed(self, layer: LayerWeights, products: Products) -> Tensor:
-        """The feed-forward's inner module of `hidden`."""
-        up = products.up()
-        if self.has_geglu:
-            self.kernels.step_kernel.geglu(array(up), self.activated_array)
-        else:
-            self.activated.copy_(layer.activate(up))
-        return products.down()
+        self.kernels.step_kernel.add_and_prepare(stream, added, scale, *self.norms[branch], *shifted, self.hidden_array)
 
 
 def seen_cells(bias: Any) -> tuple[int, Any]:

@@ -33,7 +33,7 @@ def prepare(dtype: Any) -> None:
     words, code, setting = np.zeros((2, 1), np.uint64), np.zeros(1, np.int64), np.zeros(1, np.float32)
     draw_kernel.draw(stream, np.float32(-1), setting, code, setting, setting, words, words, 0, code)
     rotation = np.zeros((3, 2), np.float32)
-    step_kernel.attend(np.zeros((1, 6), dtype), rotation, column, row, number, 0, 0, column, row, 1, 1, row)
+    step_kernel.attend(np.zeros((1, 6), dtype), rotation, row, row, number, 0, 0, column, row, 1, 1, row)
     if dtype == np.float32 or matmul_kernel.MULTIPLIES_BF16:
         units = np.zeros((0, 1), np.float32 if dtype == np.float32 else np.int32)
         matmul_kernel.multiply(units, units[None], setting, row)

@@ -5,6 +5,7 @@ R rows.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Literal, get_args
 
@@ -64,25 +65,24 @@ class PanelLinear:
         if load_kernels.forked:
             return _in_groups(x, lambda x: linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
         self.kernels.use_threads(torch.get_num_threads())
-        return self.bound(x.contiguous(), x.new_empty(len(x), len(self.bias)))()
+        out = x.new_empty(len(x), len(self.bias))
+        self.bind(x.contiguous(), out)()
+        return out
 
-    def bound(self, x: Tensor, out: Tensor) -> Callable[[], Tensor]:
-        """The layer of what x [R, in] holds at each call, written to `out` [R, out], by the threads that numba uses."""
-        # The kernel reads and writes as many numbers as there are weights, whatever it is given.
+    def bind(self, x: Tensor, out: Tensor) -> Callable[[], None]:
+        """A function that writes the layer of what x [R, in] holds at each call to `out` [R, out], by the threads that
+        numba uses."""
+        # The kernel reads and writes as many numbers as there are weights, one after the other, whatever it is given.
         assert (x.dtype, x.shape[1]) == (self.dtype, self.weight.shape[1]), f"{x.dtype} {list(x.shape)}"
         assert (out.dtype, out.shape) == (self.dtype, (len(x), len(self.bias))), f"{out.dtype} {list(out.shape)}"
-        units, written = self.kernels.matmul_kernel.units_of(x), array(out)
-
-        def multiply() -> Tensor:
-            self.multiply(units, *self.weights, written)
-            return out
-
-        return multiply
+        assert x.is_contiguous()
+        assert out.is_contiguous()
+        return partial(self.multiply, self.kernels.matmul_kernel.units_of(x), *self.weights, array(out))
 
 
-def bound(project: Projection, x: Tensor, out: Tensor) -> Callable[[], Tensor]:
-    """`project` of what x [R, in] holds at each call; the result, [R, out], may be written to `out`."""
-    return project.bound(x, out) if isinstance(project, PanelLinear) else lambda: project(x)
+def bind(project: Projection, x: Tensor, out: Tensor) -> Callable[[], object]:
+    """A function that writes `project` of what x [R, in] holds at each call to `out` [R, out]."""
+    return project.bind(x, out) if isinstance(project, PanelLinear) else lambda: out.copy_(project(x))
 
 
 def pack(layer: nn.Module, precision: Precision, compiled: bool = True) -> Projection:

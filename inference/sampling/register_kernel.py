@@ -3,6 +3,7 @@ registers, and reading ahead."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -18,8 +19,8 @@ GROUP = 4
 REGISTERS = 4 if LANES == 16 else 2
 """Registers of sums of each of these rows."""
 TILES = (LANES, REGISTERS, 1), (LANES, 1, 4), (1, 1, 4)
-"""Numbers in a register and registers that are multiplied at once, as long as so many columns are left, and chains: few
-sums are split, for an addition waits for the one to the same sum before it."""
+"""Numbers in a register, registers of a row, and partial sums of each sum: the first that fits the columns left is
+used. Where sums are few, each has several, for an addition waits for the one before it to the same sum."""
 
 
 def _prefetch(context: Any, matrix: Any, number: Any) -> Any:
@@ -62,10 +63,9 @@ def load(builder: Any, data: Any, index: Any, lanes: int) -> Any:
     return builder.bitcast(bits, ir.VectorType(ir.FloatType(), lanes))
 
 
-def product_tile(rows: int, lanes: int, registers: int, chains: int) -> Callable[..., None]:
+def product_tile(rows: int, lanes: int, registers: int, partial_sums: int) -> Callable[..., None]:
     """A function of (x, row, matrix, first, stride, out, column): `rows` rows of `add_products`, from `row` on, and
-    lanes * registers columns, from `column` on. A sum is that of `chains` sums, of every so many lines of the matrix:
-    an addition need not wait for the one before."""
+    lanes * registers columns, from `column` on."""
 
     @intrinsic
     def tile(context: Any, x: Any, row: Any, matrix: Any, first: Any, stride: Any, out: Any, column: Any) -> Any:
@@ -87,32 +87,34 @@ def product_tile(rows: int, lanes: int, registers: int, chains: int) -> Callable
                 targets.append([builder.bitcast(builder.gep(out.data, [i]), floats.as_pointer()) for i in indices])
                 starts = [builder.load(target, align=4) for target in targets[-1]]
                 sums.append([[cgutils.alloca_once_value(builder, start) for start in starts]])
-                for _ in range(1, chains):
+                for _ in range(1, partial_sums):
                     sums[-1].append([cgutils.alloca_once_value(builder, floats([0.0] * lanes)) for _ in parts])
             begin = builder.add(first, column)
 
-            def add_line(index: Any, chain: int) -> None:
-                line = builder.add(begin, builder.mul(index, stride))
-                factors = [load(builder, matrix.data, builder.add(line, part), lanes) for part in parts]
+            def add_products_of(index: Any, which: int) -> None:
+                """Of number `index` of each row of x and the matrix's row of this number, to a partial sum."""
+                start = builder.add(begin, builder.mul(index, stride))
+                factors = [load(builder, matrix.data, builder.add(start, part), lanes) for part in parts]
                 for numbers, totals in zip(inputs, sums, strict=True):
                     number = splat(builder, builder.load(builder.gep(numbers, [index])), lanes)
-                    for factor, total in zip(factors, totals[chain], strict=True):
+                    for factor, total in zip(factors, totals[which], strict=True):
                         added = number, factor, builder.load(total)
                         builder.store(call(builder, f"llvm.fmuladd.v{lanes}f32", floats, *added), total)
 
-            whole = builder.udiv(length, integer(chains))
+            whole = builder.udiv(length, integer(partial_sums))
             with cgutils.for_range(builder, whole) as loop:
-                for chain in range(chains):
-                    add_line(builder.add(builder.mul(loop.index, integer(chains)), integer(chain)), chain)
-            rest = cgutils.for_range_slice(builder, builder.mul(whole, integer(chains)), length, integer(1))
+                first_index = builder.mul(loop.index, integer(partial_sums))
+                for which in range(partial_sums):
+                    add_products_of(builder.add(first_index, integer(which)), which)
+            rest = cgutils.for_range_slice(builder, builder.mul(whole, integer(partial_sums)), length, integer(1))
             with rest as (index, _):
-                add_line(index, 0)
-            for line_of_targets, totals in zip(targets, sums, strict=True):
-                for part, target in enumerate(line_of_targets):
-                    of_chains = [builder.load(total[part]) for total in totals]
-                    while len(of_chains) > 1:
-                        of_chains = [builder.fadd(*of_chains[i : i + 2]) for i in range(0, len(of_chains), 2)]
-                    builder.store(of_chains[0], target, align=4)
+                add_products_of(index, 0)
+            for row_targets, totals in zip(targets, sums, strict=True):
+                for part, target in enumerate(row_targets):
+                    to_add = [builder.load(total[part]) for total in totals]
+                    while len(to_add) > 1:
+                        to_add = [builder.fadd(*to_add[i : i + 2]) for i in range(0, len(to_add), 2)]
+                    builder.store(to_add[0], target, align=4)
             return context.get_dummy_value()
 
         return signature, generate
@@ -126,10 +128,10 @@ wide, narrow, single = (product_tile(1, *shape) for shape in TILES)
 
 @compiled()
 def add_products(x, row, count, matrix, first, stride, out):
-    """out [GROUP, n] += x [GROUP, m], their `count` rows from `row` on, times the matrix [m, n] whose lines begin
+    """out [GROUP, n] += x [GROUP, m], their `count` rows from `row` on, times the matrix [m, n] whose rows begin
     `stride` numbers apart in `matrix`, from number `first` on.
 
-    The whole GROUP reads the matrix once; a sum is added up in the same order by any number of rows.
+    The whole GROUP (from row 0 on) reads the matrix once; a sum is added up in the same order by any number of rows.
     """
     width = out.shape[1]
     in_registers = width // LANES * LANES
@@ -154,9 +156,7 @@ def add_products(x, row, count, matrix, first, stride, out):
                 single(x, i, matrix, first, stride, out, column)
 
 
-def combined(
-    builder: Any, width: Any, first: float, combine: Callable[..., Any], numbers_at: Callable[..., Any]
-) -> Any:
+def reduced(builder: Any, width: Any, first: float, combine: Callable[..., Any], numbers_at: Callable[..., Any]) -> Any:
     """A float32, `first` combined with all of `width` numbers: numbers_at(index, lanes) are `lanes` of them."""
     integer, int32 = width.type, ir.IntType(32)
     total = cgutils.alloca_once_value(builder, ir.VectorType(ir.FloatType(), LANES)([first] * LANES))
@@ -187,44 +187,60 @@ def larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-def row_reduction(first: float, combine: Callable[..., Any], squared: bool = False) -> Callable[..., Any]:
-    """A function of (matrix, row, shift): all numbers of a row of the float32 matrix, less `shift` and then perhaps
-    squared, combined with one another and with `first`, as float32."""
+def row_of(context: Any, builder: Any, kind: Any, matrix: Any, row: Any) -> tuple[Any, Any]:
+    """Where a row of a matrix of this type begins, and its width."""
+    assert kind.layout == "C"
+    matrix = context.make_array(kind)(context, builder, matrix)
+    _, width = cgutils.unpack_tuple(builder, matrix.shape)
+    return builder.gep(matrix.data, [builder.mul(row, width)]), width
+
+
+def row_reduction(first: float, combine: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (matrix, row): all numbers of a row of the float32 matrix combined with one another and `first`."""
 
     @intrinsic
-    def reduce(context: Any, matrix: Any, row: Any, shift: Any) -> Any:
+    def reduce(context: Any, matrix: Any, row: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            matrix, (_, row, shift) = context.make_array(signature.args[0])(context, builder, arguments[0]), arguments
-            _, width = cgutils.unpack_tuple(builder, matrix.shape)
-            numbers = builder.gep(matrix.data, [builder.mul(row, width)])
+            numbers, width = row_of(context, builder, matrix, *arguments)
+            return reduced(builder, width, first, combine, partial(load, builder, numbers))
 
-            def numbers_at(index: Any, lanes: int) -> Any:
-                number = builder.fsub(load(builder, numbers, index, lanes), splat(builder, shift, lanes))
-                return builder.fmul(number, number) if squared else number
-
-            return combined(builder, width, first, combine, numbers_at)
-
-        return types.float32(matrix, types.intp, types.float32), generate
+        return types.float32(matrix, types.intp), generate
 
     return reduce
 
 
-total_of, total_of_squares = row_reduction(0, add), row_reduction(0, add, squared=True)
-largest_of = row_reduction(-math.inf, larger)
+total_of, largest_of = row_reduction(0, add), row_reduction(-math.inf, larger)
 
 
-def _dot(context: Any, x: Any, row: Any, matrix: Any, line: Any) -> Any:
-    """The sum of the products of x [row] and matrix [line], of as many numbers."""
+def _total_of_squares(context: Any, matrix: Any, row: Any, shift: Any) -> Any:
+    """The sum of the squares of a row's numbers less `shift`, as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, matrix = (context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 2))
-        _, width = cgutils.unpack_tuple(builder, x.shape)
-        rows = [builder.gep(array.data, [builder.mul(arguments[i], width)]) for i, array in ((1, x), (3, matrix))]
+        numbers, width = row_of(context, builder, matrix, *arguments[:2])
 
-        def numbers_at(index: Any, lanes: int) -> Any:
-            return builder.fmul(*(load(builder, row, index, lanes) for row in rows))
+        def squares_at(index: Any, lanes: int) -> Any:
+            number = builder.fsub(load(builder, numbers, index, lanes), splat(builder, arguments[2], lanes))
+            return builder.fmul(number, number)
 
-        return combined(builder, width, 0, add, numbers_at)
+        return reduced(builder, width, 0, add, squares_at)
+
+    return types.float32(matrix, types.intp, types.float32), generate
+
+
+total_of_squares: Callable[..., float] = intrinsic(_total_of_squares)
+
+
+def _dot(context: Any, x: Any, x_row: Any, matrix: Any, matrix_row: Any) -> Any:
+    """The dot product of row x_row of x and row matrix_row of the matrix, which are equally wide."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers, width = row_of(context, builder, x, *arguments[:2])
+        factors, _ = row_of(context, builder, matrix, *arguments[2:])
+
+        def products_at(index: Any, lanes: int) -> Any:
+            return builder.fmul(load(builder, numbers, index, lanes), load(builder, factors, index, lanes))
+
+        return reduced(builder, width, 0, add, products_at)
 
     return types.float32(x, types.intp, matrix, types.intp), generate
 

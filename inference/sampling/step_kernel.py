@@ -13,7 +13,7 @@ from numba import prange, types
 from numba.extending import overload
 
 from dalle_lean.compiled import compiled
-from inference.sampling.register_kernel import (  # numba's cache of this file does not see them change
+from inference.sampling.register_kernel import (
     GROUP,
     add_products,
     dot,
@@ -71,7 +71,7 @@ def add_and_prepare(stream, delta, scale, weight, bias, eps, inputs, branch, col
     for row in prange(len(stream)):
         for i in range(hidden):
             stream[row, i] += widened(delta[row, i]) * scale[i]
-        mean = total_of(stream, row, 0) / np.float32(hidden)
+        mean = total_of(stream, row) / np.float32(hidden)
         variance = total_of_squares(stream, row, mean) / np.float32(hidden)
         inverse = np.float32(1) / np.sqrt(variance + eps)
         for i in range(quarter):
@@ -96,7 +96,7 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
     keys, values: [H N r cells, d]; the cells first..first + n are read, with `bias` [n].
     text_keys, text_values: [H N d, P] and [H N P, d].
     prompts: N.
-    threads: that run it; each allocates once.
+    threads: that run it; numba would not cache a kernel that asks for their number.
     out: [R, H d].
     """
     head_size, num_text, seen = rotation.shape[1], text_keys.shape[1], len(bias)
@@ -105,7 +105,7 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
     fetched, line = min(seen * head_size, MOST_FETCHED), CACHE_LINE_BYTES // keys.itemsize
     groups = (per_prompt + GROUP - 1) // GROUP
     tasks = heads * prompts * groups  # in the order of the cells, which are read once
-    for thread in prange(threads):
+    for thread in prange(threads):  # each allocates once
         query, rotated = np.empty((GROUP, head_size), np.float32), np.empty((1, head_size), np.float32)
         on_text, on_cells = np.empty((GROUP, num_text), np.float32), np.empty((GROUP, seen), np.float32)
         attended, scale = np.empty((GROUP, head_size), np.float32), np.empty(GROUP, np.float32)
@@ -134,7 +134,7 @@ def attend(qkv, rotation, keys, values, bias, first, cell, text_keys, text_value
                     prefetch(values, (first_cell + GROUP * num_cells) * head_size + i)
                 for i in range(seen):
                     on_cells[member, i] = dot(query, member, keys, first_cell + i) + widened(bias[i])
-                largest = max(largest_of(on_text, member, 0), largest_of(on_cells, member, 0))
+                largest = max(largest_of(on_text, member), largest_of(on_cells, member))
                 total = exponentials(on_text, member, largest) + exponentials(on_cells, member, largest)
                 scale[member] = np.float32(1) / total
 
@@ -180,7 +180,7 @@ def exponentials(numbers, row, largest):
     """Numbers [row] become exp(number - largest); their total."""
     for i in range(numbers.shape[1]):
         numbers[row, i] = exponential(numbers[row, i] - largest)
-    return total_of(numbers, row, 0)
+    return total_of(numbers, row)
 
 
 @compiled(inline="always")

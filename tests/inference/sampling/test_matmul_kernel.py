@@ -126,12 +126,10 @@ def test_inputs_of_another_type_are_refused(layer):
 
 
 ELSEWHERE = """
-import numba
 import torch
-from inference.sampling.load_kernels import array, kernels
+from inference.sampling.load_kernels import array
 from inference.sampling.matmul_kernel import FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8
 from inference.sampling.matmul_kernel import multiplies, multiply, to_panels, units_of
-from inference.sampling.register_kernel import GROUP, add_products, dot, largest_of, total_of
 for dtype in (torch.float32, torch.bfloat16):
     x, weight, bias = torch.randn(21, 52).to(dtype), torch.randn(96, 52).to(dtype), torch.randn(96)
     if multiplies(weight.shape, dtype):
@@ -139,20 +137,6 @@ for dtype in (torch.float32, torch.bfloat16):
         multiply(units_of(x), to_panels(weight), array(bias), array(out))
         expected = (x.float() @ weight.float().T + bias).to(dtype)
         torch.testing.assert_close(out, expected, atol=0.02, rtol=2**-7)
-for dtype in (torch.float32, torch.bfloat16):
-    assert kernels(dtype) is not None
-    x, matrix = torch.randn(GROUP, 9), torch.randn(9, 93).to(dtype)
-    together, apart = torch.zeros(2, GROUP, 93)
-    add_products(array(x), 0, GROUP, array(matrix), 0, 93, array(together))
-    for row in range(GROUP):
-        add_products(array(x), row, 1, array(matrix), 0, 93, array(apart))
-    torch.testing.assert_close(together, x @ matrix.float())
-    assert torch.equal(apart, together)
-    dotted = numba.njit(lambda x, matrix: dot(x, 1, matrix, 3))(array(together), array(matrix))
-    torch.testing.assert_close(torch.tensor(dotted), together[1] @ matrix[3].float(), atol=1e-3, rtol=1e-4)
-total, largest = numba.njit(lambda x: (total_of(x, 1, 0), largest_of(x, 1, 0)))(array(together))
-torch.testing.assert_close(torch.tensor(total), together[1].sum(), atol=1e-3, rtol=1e-4)
-assert largest == together[1].max()
 print(FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8)
 """
 
@@ -169,10 +153,10 @@ print(FUSES, MULTIPLIES_BF16, MULTIPLIES_INT8)
 )
 def test_it_is_compiled_for_what_numba_is_told(settings, said, tmp_path):
     environment = {**os.environ, **settings, "NUMBA_CACHE_DIR": str(tmp_path)}
-    found = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE], env=environment, cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    options = {"env": environment, "cwd": ROOT, "check": True, "capture_output": True, "text": True}
+    found = subprocess.run([sys.executable, "-c", ELSEWHERE], **options)
     assert found.stdout.strip() == said
+    subprocess.run([sys.executable, "-m", "pytest", "tests/inference/sampling/test_register_kernel.py"], **options)
 
 
 def test_panels_hold_each_weight_once():
