@@ -1,6 +1,7 @@
 """Functions compiled by numba."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from numba import njit
@@ -13,9 +14,20 @@ def compiled(**settings: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
+        kernel: Any = njit(function, nogil=True, error_model="numpy", **settings)
         try:
-            return njit(function, cache=True, nogil=True, error_model="numpy", **settings)
+            kernel.enable_caching()
         except RuntimeError:  # neither __pycache__ nor the user's cache folder can be written
-            return njit(function, nogil=True, error_model="numpy", **settings)
+            return kernel
+        index = kernel._cache._cache_file
+        index._source_stamp = *index._source_stamp, *kernel_stamps(Path(function.__code__.co_filename).parent)
+        return kernel
 
     return decorate
+
+
+def kernel_stamps(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of each file of kernels in a folder. numba looks at a function's own file only, but compiles
+    what it calls into it."""
+    found = ((path.name, path.stat()) for path in sorted(folder.glob("*_kernel.py")))
+    return [(name, file.st_size, file.st_mtime_ns) for name, file in found]
