@@ -87,11 +87,11 @@ def make_on_ray(
     at which three have died.
     """
     ray = connect()
-    cpus, gpus = ray.cluster_resources().get("CPU", 1), num_gpus()
-    machines = sum(node["Alive"] for node in ray.nodes())  # nodes that left are listed too
-    workers = min(len(parts), workers or gpus or machines)
+    gpus = num_gpus()
+    cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]  # those that left are listed too
+    workers = min(len(parts), workers or gpus or len(cpus))
     # Fixed for the whole call, even if machines leave: codes can depend on the number of threads.
-    share = {"num_gpus": min(1, gpus / workers)} if gpus else {"num_cpus": max(1, cpus // workers)}
+    share = {"num_gpus": min(1, gpus / workers)} if gpus else {"num_cpus": cpus_of_actor(cpus, workers)}
     arguments = [ray.put((job, vqgan.cpu()))], os.getcwd()
     deaths: Counter[int] = Counter()
     failure: OSError | None = None
@@ -129,6 +129,12 @@ def make_on_ray(
                 ) from cause
     if failure:
         raise failure
+
+
+def cpus_of_actor(cpus: Sequence[float], workers: int) -> int:
+    """CPUs for each of `workers` equal actors on machines with so many. Ray waits forever for a machine with more than
+    any has."""
+    return max(1, int(min(sum(cpus) / workers, min((count for count in cpus if count), default=1))))
 
 
 def runs(parts: Sequence[int], workers: int) -> Iterator[list[int]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from preprocessing.encoding.encode import preprocess
-from preprocessing.encoding.ray_data import MAX_RUN, make_on_devices, make_on_ray, only_gpus, runs
+from preprocessing.encoding.ray_data import MAX_RUN, cpus_of_actor, make_on_devices, make_on_ray, only_gpus, runs
 from preprocessing.sources import open_source
 from tests.preprocessing.processes import ray_actors, wait_for
 from tests.preprocessing.runs import contents
@@ -144,6 +144,14 @@ def test_runs_hold_every_part_once_and_the_last_is_one_part(count, workers):
     assert lengths[0] <= MAX_RUN
     assert lengths[-1] == 1
     assert all(sum(lengths[place:]) >= workers * length for place, length in enumerate(lengths) if length > 1)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "each"),
+    [([8], 1, 8), ([8], 3, 2), ([4, 4], 2, 4), ([4, 4], 1, 4), ([8, 2], 2, 2), ([1, 0], 4, 1)],
+)
+def test_an_actor_fits_on_every_machine(cpus, workers, each):
+    assert cpus_of_actor(cpus, workers) == each
 
 
 @pytest.mark.parametrize(("before", "inside"), [(None, "1,2"), ("4,5,7", "5,7")])
