@@ -53,17 +53,23 @@ def test_two_processes_of_which_one_is_killed_are_continued_by_one(shards, undis
     assert dataclasses.asdict(end)["position"] == saved_progress(undisturbed)["position"]
 
 
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def parallel_and_whole(request, shards, tmp_path_factory):
+    """Each kind of parallelism, and the folder of a whole run of two processes with it."""
+    out = tmp_path_factory.mktemp(request.param)
+    run_together(2, "train_until_killed", shards, out, request.param, -1, 0)
+    return request.param, out
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("rank", "step"), [(0, 1), (1, 4), (0, 6), (0, "saving"), (1, "saving")])
 def test_processes_killed_at_any_moment_and_continued_end_with_the_weights_of_undisturbed_ones(
-    shards, tmp_path, parallel, rank, step
+    shards, parallel_and_whole, tmp_path, rank, step
 ):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run_together(2, "train_until_killed", shards, whole, parallel, -1, 0)
-    run_together(2, "train_until_killed", shards, killed, parallel, rank, step, check=False)
-    run_together(2, "train_until_killed", shards, killed, parallel, -1, 0)
-    assert largest_difference(weights(killed), weights(whole)) == 0
+    parallel, whole = parallel_and_whole
+    run_together(2, "train_until_killed", shards, tmp_path, parallel, rank, step, check=False)
+    run_together(2, "train_until_killed", shards, tmp_path, parallel, -1, 0)
+    assert largest_difference(weights(tmp_path), weights(whole)) == 0
 
 
 @pytest.mark.slow
