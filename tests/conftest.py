@@ -12,17 +12,23 @@ import pytest
 
 os.fsync = lambda descriptor: None  # no test cuts the power, and disks are slow
 
-PEERS = ("tests/training/swarm/", "tests/notebooks/test_join.py")
+PEERS = {
+    "tests/training/swarm/test_": "whole swarms",
+    "tests/training/swarm/": "peers",
+    "tests/notebooks/test_join.py": "peers",
+}
+"""Files with peers, whose rounds are timed: those of a group follow each other. The first that fits counts."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Several pytest workers take whole files; files with peers, whose rounds are timed, follow each other."""
+    """Several pytest workers take whole files, or groups of files with peers."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "peers" if nodeid.startswith(PEERS) else nodeid.partition("::")[0]
+            group = next((name for start, name in PEERS.items() if nodeid.startswith(start)), None)
+            return group or nodeid.partition("::")[0]
 
     return ByFile(config, log)
 
