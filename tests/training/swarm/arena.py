@@ -22,6 +22,10 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "inner product manipulation": {"misbehaviour": "half the opposite gradient"},
     "a little is enough": {"misbehaviour": "small shift"},
     "noise for weights": {"misbehaviour": "noise for weights"},
+    "opposite gradient, noise for weights and claims": {
+        "misbehaviour": "opposite gradient and noise for weights",
+        "claims": 2,
+    },
     "half noise for weights": {"misbehaviour": "half noise for weights"},
     "garbage for an average": {"misbehaviour": "garbage for an average"},
     "garbage for an average, all reduce": {"misbehaviour": "garbage for an average", "host_reduces": False},
@@ -68,7 +72,7 @@ def fight(
         wire: of swarm.toml.
     """
     rate = SAMPLES_PER_S / (honest + enemies)
-    with Swarm(folder, wire=wire, nursery=nursery) as swarm, ExitStack() as stack:
+    with Swarm(folder, wire=wire, batch_size=128, nursery=nursery) as swarm, ExitStack() as stack:
         if host_reduces:
             swarm.name_host("helper1", "donor1")
         helper = swarm.start("helper")

@@ -178,6 +178,13 @@ def forge_progress(dht: DHT, run_id: str, epoch: int) -> None:
 of_gradients = partial(partial, lie_when_told, SwarmGradientAverager)
 of_weights = partial(partial, lie_when_told, SwarmStateAverager)
 
+
+def send_both(is_on: Callable[[], bool]) -> None:
+    """Send opposite gradients and noise for weights."""
+    LIES["opposite gradient"](is_on)
+    LIES["noise for weights"](is_on)
+
+
 LIES = {
     "hostile_nan": partial(lie_when_told, averagers.FilteredAverager, lambda tensor: torch.full_like(tensor, math.nan)),
     "opposite gradient": of_gradients(lambda tensor: -10 * tensor),
@@ -187,6 +194,7 @@ LIES = {
     "half the opposite gradient": of_gradients(lambda tensor: -0.5 * tensor),
     "small shift": of_gradients(shift),
     "noise for weights": of_weights(torch.randn_like),
+    "opposite gradient and noise for weights": send_both,
     "half noise for weights": of_weights(partial(disturb, norms=0.5)),
     "garbage for an average": return_garbage,
     "two averages of a part": return_two_averages,

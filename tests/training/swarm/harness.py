@@ -200,7 +200,7 @@ class Swarm:
         *,
         wire: WireSection = WireSection(),
         timing: TimingSection = TIMING,
-        batch_size: int = 128,
+        batch_size: int = 64,
         total_steps: int = 500,
         warmup_steps: int = 5,
         peak_lr: float = 1e-2,

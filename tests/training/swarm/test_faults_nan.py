@@ -13,33 +13,32 @@ pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 FIRST = 2
 WIRE = WireSection(min_eight_bit_numel=256)
 """8 bits for nearly all tensors of a tiny model: one nan spoils a whole quantized tensor."""
-STEPS = [3, 10]
+STEPS = 4
+"""In which there is nan."""
 
 
-@pytest.mark.parametrize("steps", [10])
-def test_a_peer_with_nan_gradients_drops_them_itself(tmp_path, nursery, steps):
+def test_a_peer_with_nan_gradients_drops_them_itself(tmp_path, nursery):
     with Swarm(tmp_path, wire=WIRE, nursery=nursery) as swarm:
-        others, broken = start_with_one_more(swarm, misbehaviour="own_nan", for_steps=steps)
-        swarm.wait_for_common_step([broken, *others], FIRST + steps + 2, 100 + 15 * steps)
+        others, broken = start_with_one_more(swarm, misbehaviour="own_nan", for_steps=STEPS)
+        swarm.wait_for_common_step([broken, *others], FIRST + STEPS + 2, 100 + 15 * STEPS)
         step, apart = greatest_difference([broken, *others])
         check_health([broken, *others])
         dropped = broken.last("step")["dropped_batches"]
         tell_figures("nan gradients of a peer's own", dropped_batches=dropped, step=step, greatest_difference=apart)
-        assert dropped >= steps
+        assert dropped >= STEPS
 
 
-@pytest.mark.parametrize("steps", STEPS)
-def test_nan_from_a_hostile_peer_is_left_out(tmp_path, nursery, steps):
+def test_nan_from_a_hostile_peer_is_left_out(tmp_path, nursery):
     with Swarm(tmp_path, wire=WIRE, nursery=nursery) as swarm:
-        others, hostile = start_with_one_more(swarm, misbehaviour="hostile_nan", for_steps=steps)
+        others, hostile = start_with_one_more(swarm, misbehaviour="hostile_nan", for_steps=STEPS)
         began_at = swarm.wait_for_common_step(others, FIRST)
-        ended_at = swarm.wait_for_common_step(others, FIRST + steps + 2, 100 + 15 * steps)
+        ended_at = swarm.wait_for_common_step(others, FIRST + STEPS + 2, 100 + 15 * STEPS)
         assert list(hostile.events("misbehaves"))  # the others may avoid it from then on
         check_health(others)
         step, apart = greatest_difference(others)
         tell_figures(
             "nan from a hostile peer",
-            seconds_per_step=round((ended_at - began_at) / (steps + 2), 1),
+            seconds_per_step=round((ended_at - began_at) / (STEPS + 2), 1),
             dropped_tensors=[other.last("step")["dropped_tensors"] for other in others],
             step=step,
             greatest_difference=apart,

@@ -85,7 +85,7 @@ def test_two_peers_with_batches_of_two_sizes_learn_as_one_machine_would_from_all
             await_peers(swarm, 2)
             swarm.start("helper")
             sizes = (4, 6)
-            trainers = [swarm.start("trainer", batch_size=size, samples_per_s=12.0, wait=False) for size in sizes]
+            trainers = [swarm.start("trainer", batch_size=size, samples_per_s=24.0, wait=False) for size in sizes]
             swarm.wait_for_common_step(trainers, STEPS, timeout_s=120)
         if all(undisturbed(trainer) for trainer in trainers):
             break
@@ -166,7 +166,7 @@ def test_a_donor_that_brings_nothing_goes_every_step_with_its_only_client(tmp_pa
     with Swarm(tmp_path, wire=wire, nursery=nursery, batch_size=48) as swarm:
         donor = swarm.start("donor")
         swarm.addresses.append(donor.last("here")["addresses"][0])
-        client = swarm.start("trainer", samples_per_s=12.0, client_mode=True)
+        client = swarm.start("trainer", samples_per_s=24.0, client_mode=True)
         swarm.wait_for_common_step([donor, client], 3, timeout_s=120)
         for step in (2, 3):
             np.testing.assert_allclose(donor.parameters(step), client.parameters(step), rtol=0, atol=1e-5)

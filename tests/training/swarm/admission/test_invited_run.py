@@ -42,7 +42,7 @@ def people(shards, tmp_path_factory):
         str(shards),
         load_recipe("tiny").override(steps=500, batch_size=32),
         timing=dataclasses.replace(
-            TIMING, next_chunk_timeout_s=15.0, averaging_timeout_s=60.0, progress_expiration_s=30.0
+            TIMING, next_chunk_timeout_s=8.0, averaging_timeout_s=30.0, progress_expiration_s=20.0
         ),
         admission="invite",
         on_notice=print,

@@ -145,10 +145,9 @@ def test_a_host_that_was_away_for_the_last_steps_gets_their_state_from_a_trainer
 
 @pytest.mark.slow
 @pytest.mark.swarm
-@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_command(shards, tmp_path, ending, code):
+def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_command(shards, tmp_path):
     make(tmp_path / "run", shards)
-    for _ in range(2):
+    for ending, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         with Hosted(tmp_path / "run") as hosted:
             until("the host", lambda hosted=hosted: hosted.said("dalle-lean join"))
             processes = psutil.Process(hosted.host.pid).children(recursive=True)
