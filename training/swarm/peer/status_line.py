@@ -9,6 +9,8 @@ from training.swarm.observe.peer_metrics import PeerMetrics
 
 FULL, EMPTY = "\u2588", "\u2591"
 MAX_BAR_COLUMNS, MIN_BAR_COLUMNS = 30, 6
+MAX_ESTIMATE_S = 30 * 86400
+"""Longer estimates are none: until a peer has told its speed, hivemind divides by almost 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class PeerStatus:
         """One line of at most `width` columns; a narrow one omits what matters least."""
         head = f"step {self.step}/{self.total_steps}"
         left = f"{clock(self.left_s)} left" if math.isfinite(self.left_s) else ""
-        upcoming = f"next step in {clock(self.next_step_s)}" if math.isfinite(self.next_step_s) else ""
+        upcoming = f"next step in {clock(self.next_step_s)}" if self.next_step_s < MAX_ESTIMATE_S else ""
         upcoming = "averaging" if self.next_step_s == 0 else upcoming
         trainers = counted(self.trainers, "trainer")
         rate = f"{self.samples_per_s:.3g} samples/s"

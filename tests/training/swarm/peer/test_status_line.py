@@ -64,6 +64,7 @@ def test_a_single_sample_is_told_in_the_singular():
 def test_what_is_not_known_yet_is_not_shown():
     line = PeerStatus(step=3, total_steps=30).line(80)
     assert not any(word in line for word in ("nan", "?", "left", "next", "loss"))
+    assert "next" not in replace(BUSY, next_step_s=5e19).line(120)  # as hivemind estimates without a speed
 
 
 def test_the_bar_is_of_the_whole_run():
