@@ -12,23 +12,17 @@ import pytest
 
 os.fsync = lambda descriptor: None  # no test cuts the power, and disks are slow
 
-PEERS = {
-    "tests/training/swarm/test_": "whole swarms",
-    "tests/training/swarm/": "peers",
-    "tests/notebooks/test_join.py": "peers",
-}
-"""Files with peers, whose rounds are timed: those of a group follow each other. The first that fits counts."""
+PEERS = ("tests/training/swarm/", "tests/notebooks/test_join.py")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Several pytest workers take whole files, or groups of files with peers."""
+    """Several pytest workers take whole files; files with peers, whose rounds are timed, follow each other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            group = next((name for start, name in PEERS.items() if nodeid.startswith(start)), None)
-            return group or nodeid.partition("::")[0]
+            return "peers" if nodeid.startswith(PEERS) else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 

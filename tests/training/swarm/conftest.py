@@ -23,7 +23,7 @@ def dht():
 
 @pytest.fixture(scope="module")
 def module_swarm(tmp_path_factory, nursery):
-    with Swarm(tmp_path_factory.mktemp("swarm"), nursery=nursery) as swarm:
+    with Swarm(tmp_path_factory.mktemp("swarm"), batch_size=128, nursery=nursery) as swarm:
         swarm.start_usual()
         yield swarm
 

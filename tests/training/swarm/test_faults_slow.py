@@ -16,14 +16,6 @@ STEPS = 5
 NO_SLOWER = 0.9
 
 
-@pytest.fixture(scope="module")
-def module_swarm(tmp_path_factory, nursery):
-    """With longer steps than elsewhere, in which what is between them counts for less."""
-    with Swarm(tmp_path_factory.mktemp("swarm"), batch_size=128, nursery=nursery) as swarm:
-        swarm.start_usual()
-        yield swarm
-
-
 def samples_per_s(swarm, trainers, steps=STEPS):
     """Of all together, over some steps."""
     began = max(trainer.step for trainer in trainers) + 1
