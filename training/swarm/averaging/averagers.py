@@ -121,7 +121,6 @@ class FilteredAverager(DecentralizedAverager):
                 tensor.add_(update, alpha=self._averaging_alpha)
             else:
                 self._dropped_tensors.value += 1
-            self._state_updated.set()
         self._dropped_tensors.value += len(runner.impossible) + runner.kept_parts
         failed = runner.banned_senders | runner.impossible
         self.unreliable.update(set(runner.active_senders) - failed, failed)

@@ -1,8 +1,10 @@
 """Real averagers on loopback: who leads and reduces, and who is avoided."""
 
 import asyncio
+import multiprocessing as mp
 from concurrent.futures import ThreadPoolExecutor
 
+import hivemind
 import pytest
 import torch
 
@@ -106,6 +108,20 @@ def test_a_peer_that_returns_garbage_for_its_parts_is_given_none(averagers):
     for value in values:
         torch.testing.assert_close(value, torch.full((TENSORS, SIZE), 1.5))
     assert not any(peer.dropped_tensors for peer in peers)
+
+
+def test_a_peer_does_not_announce_its_state_again_with_each_tensor_of_a_round(averagers, monkeypatch):
+    announced, store = mp.Value("q", 0), hivemind.DHT.store
+
+    def counted(self, key, *arguments, **options):
+        with announced.get_lock():
+            announced.value += key == "test_grad_averager.all_averagers"
+        return store(self, key, *arguments, **options)
+
+    monkeypatch.setattr(hivemind.DHT, "store", counted)
+    peers = averagers(PartReducer)
+    average(peers, (0.0, 1.0))
+    assert announced.value == 2 * len(peers)  # hivemind's averager does so twice when it begins
 
 
 def test_an_average_far_from_what_was_sent_is_not_taken_whoever_reduced_it(averagers):
