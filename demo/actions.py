@@ -161,7 +161,6 @@ class Actions:
                 if self.stops.get(key) is not stop:
                     return
                 yield update
-            yield {self.parts.stop: gr.Button(interactive=False)}
         finally:
             if self.stops.get(key) is stop:
                 del self.stops[key]
@@ -217,7 +216,13 @@ class Actions:
 
     def ended(self, status: str) -> Update:
         """The page after a drawing without pictures."""
-        return {self.parts.status: status, self.parts.stage: views.empty_stage(), self.parts.unknown: ""}
+        parts = self.parts
+        return {
+            parts.status: status,
+            parts.stop: gr.Button(interactive=False),
+            parts.stage: views.empty_stage(),
+            parts.unknown: "",
+        }
 
     def read_as(self, prompt: str) -> str:
         """Says how emoji were read; empty without any."""
@@ -251,6 +256,7 @@ class Actions:
         paths = write_pictures(drawn, folder)
         return {
             parts.status: views.finished(drawn, self.remarks(drawn)),
+            parts.stop: gr.Button(interactive=False),
             # Emptied, not hidden: an update of a component that is just appearing may be lost.
             parts.stage: "",
             parts.gallery: gr.Gallery(
@@ -293,13 +299,11 @@ class Actions:
         with tempfile.TemporaryDirectory() as folder:
             yield self.act_on(drawn, index, write_pictures(drawn, Path(folder)))
 
-    def stop(self, tab: gr.Request) -> Update:
+    def stop(self, tab: gr.Request) -> None:
         """Stop the tab's drawing at the end of its row."""
         stop = self.stops.get(str(tab.session_hash))
-        if stop is None:
-            return gr.skip()
-        stop.set()
-        return {self.parts.status: views.line(views.STOPPING), self.parts.stop: gr.Button(interactive=False)}
+        if stop is not None:
+            stop.set()
 
     def keep_seed(self, tab: gr.Request) -> Update:
         """Use the seed of these pictures from now on."""

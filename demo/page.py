@@ -150,7 +150,10 @@ def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) 
     greeted = [parts.status, parts.estimate, inputs["num_images"]]
     greeting = page.load(actions.greet, None, greeted, **quick)
     greeting.then(actions.open, values[1:], shown, **drawing)
-    parts.stop.click(actions.stop, None, shown, **quick)
+    # Shown by the browser: the server's answer might come after the drawing's last words.
+    stopping = f"() => [{json.dumps(views.line(views.STOPPING))}, {{__type__: 'update', interactive: false}}]"
+    parts.stop.click(None, None, [parts.status, parts.stop], js=stopping, **quick)
+    parts.stop.click(actions.stop, None, None, **quick)
     parts.gallery.select(actions.choose, None, shown, **quick)
     parts.keep.click(actions.keep_seed, None, shown, **quick)
     upload = [inputs["upload"], inputs["rows"]]

@@ -318,6 +318,6 @@ def test_what_a_tab_shows_is_forgotten_after_a_while(service, monkeypatch):
 
 def test_buttons_of_pictures_that_are_forgotten_say_so(service):
     actions = named_actions(service)
-    more, _ = actions.draw_more(TAB, "a red heart", *WISH.values())
+    (more,) = actions.draw_more(TAB, "a red heart", *WISH.values())
     assert "These pictures are gone; draw new ones" in more["status"]
     assert "These pictures are gone; draw new ones" in actions.keep_seed(TAB)["status"]

@@ -233,6 +233,20 @@ def test_a_drawing_is_stopped(visit, slow_url, way):
     page.locator(".stage.growing img").first.wait_for()
 
 
+def test_an_answer_to_stop_that_comes_late_does_not_replace_the_drawings_last_words(visit, slow_url):
+    page, held = visit(slow_url), []
+    ask(page, "a red heart")
+    page.locator("#stop:enabled").wait_for()
+    page.route("**/run/predict*", lambda route: held.append((route, route.fetch())))
+    page.locator("#stop").click()
+    page.get_by_text("Stopped.").wait_for()
+    for route, answer in held:
+        route.fulfill(response=answer)
+    assert held
+    page.wait_for_timeout(500)
+    assert page.locator("#status").inner_text().startswith("Stopped.")
+
+
 def test_a_new_prompt_takes_the_place_of_the_one_being_drawn(visit, slow_url):
     page = visit(slow_url)
     ask(page, "a red heart")

@@ -72,7 +72,7 @@ def draw(actions, prompt="a red heart", fresh=False, **values):
 
 def test_after_a_seed_that_is_too_large_the_page_draws_again(service):
     actions = named_actions(service)
-    refused, _ = draw(actions, seed=10**20)
+    (refused,) = draw(actions, seed=10**20)
     assert f"from 0 to {LARGEST_EXACT_SEED}." in refused["status"]
     assert "seed" not in refused
     list(draw(actions))
@@ -89,7 +89,7 @@ def test_a_mistake_during_a_drawing_ends_it_and_leaves_no_unfinished_pictures(se
     actions = named_actions(service)
     drawing = draw(actions)
     assert "growing" in next(drawing)["stage"]
-    refused, _ = draw(actions, " ")
+    (refused,) = draw(actions, " ")
     assert "The prompt is empty" in refused["status"]
     assert "grow here" in refused["stage"]
     assert list(drawing) == []
