@@ -52,11 +52,11 @@ class RunWatch:
 
     def donors_step(self) -> int:
         """The step that the donors report in the DHT, which only they can sign; -1 if none is found there."""
-        found = self.dht.get(f"{self.settings.run_id}_progress", latest=True, return_future=True)
         try:
+            found = self.dht.get(f"{self.settings.run_id}_progress", latest=True, return_future=True)
             records = records_by_owner(found.result(timeout=LOOKUP_TIMEOUT_S))
-        except TimeoutError:
-            return -1  # asked again
+        except (TimeoutError, OSError):  # no answer yet, or the node has been shut down
+            return -1
         donors = host_peers(self.settings.swarm).donors
         reports = [entry.value for peer, entry in records.items() if peer in donors and isinstance(entry.value, dict)]
         return max((report["epoch"] for report in reports if is_whole(report.get("epoch"))), default=-1)

@@ -271,3 +271,10 @@ def test_a_helper_that_is_away_for_a_while_is_asked_again(helper, newcomer, addr
     assert watch.thread.is_alive()
     assert watch.moved is None
     watch.close()
+
+
+def test_nothing_is_known_of_the_end_once_the_node_is_shut_down(newcomer, settings):
+    watch = RunWatch(newcomer, settings[1], [])
+    newcomer.shutdown()
+    assert watch.donors_step() == -1
+    watch.close()
