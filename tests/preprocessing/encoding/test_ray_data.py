@@ -77,7 +77,7 @@ def test_a_killed_node_changes_no_byte(cluster, second_node, emoji, vqgan, tmp_p
             make=make_on_ray,
             on_progress=lambda *step: steps.append(step),
         )
-    assert sum(node["Alive"] for node in ray.nodes()) == 1
+    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1)
     assert info.counts.seen == 200
     assert steps[-1] == (200, 200, "25 of 25 shards")
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
