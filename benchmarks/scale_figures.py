@@ -80,7 +80,7 @@ class Figures:
     )
     statistics_bytes: float = measured("8-bit LAMB", "| LAMB 8-bit, compiled (numba) | 507 (498 to 522) | {2.007} |")
     round_models: float = measured("Training together", "| DiLoCo, 8 bits, 50 inner steps | 5.92 | {0.67} |")
-    talk_bytes: float = measured("Training together", "peers on slow links sent {6.9} MB a step in all", 1e6 / 6)
+    talk_bytes: float = measured("Training together", "peers on slow links sent {5.0} MB a step in all", 1e6 / 6)
     efficiency: float = measured("Training together", "| 4 | 57.7 | {90} % (aim: 90) |", 0.01)
     clip_s_per_value: float = measured(
         "Training together", "20 ms for a part of 524,288 values of 4 senders, {50} ms for 10", 1e-3 / 10 / 524_288
