@@ -151,7 +151,7 @@ def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) 
     greeting = page.load(actions.greet, None, greeted, **quick)
     greeting.then(actions.open, values[1:], shown, **drawing)
     # Shown by the browser: the server's answer might come after the drawing's last words.
-    stopping = f"() => [{json.dumps(views.line(views.STOPPING))}, {{__type__: 'update', interactive: false}}]"
+    stopping = f"() => [{json.dumps(views.stopping())}, {{__type__: 'update', interactive: false}}]"
     parts.stop.click(None, None, [parts.status, parts.stop], js=stopping, **quick)
     parts.stop.click(actions.stop, None, None, **quick)
     parts.gallery.select(actions.choose, None, shown, **quick)

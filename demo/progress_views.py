@@ -18,7 +18,6 @@ from inference.generator import Generator
 
 QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."
-STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
 FADED = 60  # alpha of what is not kept of an upload, of 255
 LONGEST_ERROR = 200  # characters of an exception's message to show
@@ -74,6 +73,11 @@ def asked() -> str:
     """What a browser shows until the server answers."""
     hint = "Other tabs may hold this browser's connections: wait for their pictures, or close some tabs."
     return f'<div class="status asked" role="status">Waiting for the server. <span class="later">{hint}</span></div>'
+
+
+def stopping() -> str:
+    """What a browser shows until a drawing is stopped."""
+    return line("Stopping after this row.", kind="status stopping")
 
 
 def waiting(event: Queued) -> str:

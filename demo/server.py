@@ -31,7 +31,7 @@ SCRIPT = """() => {
     });
     setInterval(() => {
         const drawing = () => document.querySelector(
-            "#status .asked, body:has(#stop:not(:disabled)) #status .status:not(.mistake)");
+            "#status .asked, #status .stopping, body:has(#stop:not(:disabled)) #status .status:not(.mistake)");
         if (drawing()) fetch(location.href, {method: "HEAD"}).catch(() => {
             const line = drawing();
             if (!line) return;

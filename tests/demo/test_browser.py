@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import signal
 import subprocess
 import urllib.parse
 
@@ -97,7 +98,8 @@ def test_the_picture_grows_and_the_time_left_is_said(visit, slow_url):
     page.wait_for_function("first => document.querySelector('.stage.growing img')?.src !== first", arg=first)
 
 
-def test_a_drawing_whose_server_is_gone_says_so(visit):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_drawing_whose_server_is_gone_says_so(visit, stopped):
     command = [*PROGRAM, "demo", "--device", "cpu", "--port", str(own_port(19160))]
     process = start(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -105,6 +107,10 @@ def test_a_drawing_whose_server_is_gone_says_so(visit):
         page = visit(address)
         ask(page, "a red heart")
         page.locator("#status .percent").wait_for()
+        if stopped:
+            process.send_signal(signal.SIGSTOP)  # so that it goes before it can answer
+            page.keyboard.press("Escape")
+            page.locator("#status .stopping").wait_for()
     finally:
         kill_family(process)
     page.locator("#status").get_by_text("The page's server has stopped").wait_for()
