@@ -26,6 +26,10 @@ def has_left(member):
     return bool(member.events("left"))
 
 
+def has_saved(donor, step):
+    return any(event["saved_step"] == step for event in donor.events("checkpoint"))
+
+
 def texts(member):
     return [event["text"] for event in member.events("notice")]
 
@@ -47,9 +51,9 @@ def test_trainers_that_miss_the_end_of_the_run_leave_once_they_are_back(swarm):
     donor = swarm.member("donor1")
     swarm.wait_for_common_step([last, behind], STEPS - 1)
     behind.freeze()
-    last.wait_for_step(STEPS)
+    wait_for(lambda: has_saved(donor, STEPS), 120, "the donor to save the last step")  # it needs a trainer for that
     last.freeze()
-    wait_for(lambda: has_left(donor), 120, "the donor to leave")
+    wait_for(lambda: has_left(donor), 60, "the donor to leave")
     time.sleep(TIMING.progress_expiration_s)
     for member in (last, behind):
         member.thaw()
