@@ -142,8 +142,12 @@ bundled-model: install
 		--lr 2e-3 --steps 2200
 	$(TRAIN) $(RUN)/shards/white $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-mixed/model --seed 8 \
 		--lr 2e-3 --steps 1300
-	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
-		--vqgan $(RUN)/vqgan --save-dtype bfloat16
+	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip-first --heldout data/emoji/heldout --vqgan $(RUN)/vqgan
+	test -e data/emoji-rank/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-rank --fillers 0.4 \
+		--packages data/npm/node_modules --side $(SIDE) --seed 9 --copies \
+		plain=4,scene=4,painted=4,painted-white-or-grey=6,pair=4,count=2,painted-pair=3,painted-count=2
+	$(BIN)/dalle-lean train-clip data/emoji-rank/train $(RUN)/clip --heldout data/emoji/heldout --vqgan $(RUN)/vqgan \
+		--init $(RUN)/clip-first/clip --average --steps 450 --lr 5e-4 --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --average $(RUN)/dalle-mixed/model \
 		--clip $(RUN)/clip/clip --card models/emoji/README.md --guidance 2 --dtype bfloat16
 

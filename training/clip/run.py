@@ -7,6 +7,7 @@ pictures.npy and heldout.npy and, with a VQGAN, its reconstructions in decoded.n
 import math
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
+from copy import copy, deepcopy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -64,6 +65,8 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         vqgan: a VQGAN folder. A share of the pictures is encoded and decoded, so that the CLIP also knows drawn
             pictures, which are slightly blurred.
         init: a CLIP folder of the recipe's shape, with the initial weights and the tokenizer.
+        average: store the mean of the initial and the trained weights (Wortsman et al. 2022, arXiv 2203.05482), which
+            keeps more of what the CLIP could before; needs `init`.
         save_dtype: type of the weights in OUT/clip.
     """
 
@@ -77,12 +80,15 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         tokenizer: Path | None = None,
         vqgan: Path | None = None,
         init: Path | None = None,
+        average: bool = False,
         save_dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         on_progress: OnProgress | None = None,
     ):
         if init is not None and tokenizer is not None:
             raise UserError(f"the CLIP in {init} has a tokenizer of its own; leave --tokenizer out")
+        if average and init is None:
+            raise UserError("average: the mean with which weights? name their CLIP folder with --init")
         if vqgan is not None:
             read_folder_config(vqgan, VQGAN_FORMAT)
         if init is not None:
@@ -96,6 +102,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
             "tokenizer": sha256_file(tokenizer) if tokenizer else None,
             "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
             **({"init": sha256_file(init / "config.json")} if init else {}),
+            **({"average": True} if average else {}),
         }
         self.views = {"": self.heldout.pixels[:]}
         """Of the held-out pictures, uint8 [N, 3, S, S], by the prefix of their measurements."""
@@ -110,6 +117,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         else:
             self.scorer = first_scorer(recipe, init, device)
         self.model = self.scorer.model
+        self.initial = {name: weight.clone() for name, weight in self.model.state_dict().items()} if average else {}
         self.scorer.model.visual.to(memory_format=torch.channels_last)  # faster convolutions
         groups = parameter_groups(self.model, recipe.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
@@ -179,8 +187,15 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         self.progress.measured = measured
         self.metrics.write(self.progress.step, **measured)
 
+    @torch.no_grad()
     def write_result(self) -> None:
-        self.scorer.save(self.out / "clip", self.save_dtype)
+        scorer = copy(self.scorer)
+        scorer.model = deepcopy(self.model)
+        weights = scorer.model.state_dict()
+        for name, initial in self.initial.items():
+            if initial.is_floating_point():
+                weights[name].lerp_(initial, 0.5)
+        scorer.save(self.out / "clip", self.save_dtype)
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:

@@ -42,6 +42,9 @@ def train_clip(
     init: Annotated[
         Path | None, typer.Option(help="CLIP folder with the initial weights and the tokenizer, in place of new ones.")
     ] = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="Store the mean of the initial and the trained weights; needs --init.")
+    ] = False,
     steps: Steps = ClipRecipe.steps,
     batch_size: Annotated[
         int, typer.Option(help="Pictures per step, no caption twice.", min=2)
@@ -85,5 +88,5 @@ def train_clip(
     fields = tuple(tuple(name.strip() for name in group.split(",")) for group in alike)
     recipe = recipe_of(ClipRecipe, options, alike=fields)
     inputs: dict[str, Any] = {"heldout": heldout, "tokenizer": find_tokenizer(tokenizer), "vqgan": vqgan, "init": init}
-    inputs["save_dtype"] = getattr(torch, save_dtype)
+    inputs |= {"average": average, "save_dtype": getattr(torch, save_dtype)}
     train_run(ClipRun, data, out, recipe, "CLIP", device, max_minutes, **inputs)

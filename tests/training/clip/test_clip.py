@@ -207,6 +207,21 @@ def test_a_clip_is_trained_further_from_its_weights_with_its_tokenizer(folder, t
     assert tokenizers[0] == tokenizers[1]
 
 
+def test_the_mean_of_the_initial_and_the_trained_weights_is_stored_if_asked_for(folder, tmp_path):
+    tiny = {**TINY, "batch_size": 8}
+    train_clip(folder, tmp_path / "first", ClipRecipe(**{**tiny, "steps": 1}), heldout=folder)
+    first = tmp_path / "first/clip"
+    further = ClipRecipe(**{**tiny, "steps": 3})
+    train_clip(folder, tmp_path / "further", further, heldout=folder, init=first)
+    train_clip(folder, tmp_path / "mean", further, heldout=folder, init=first, average=True)
+    before, after, mean = (load_file(tmp_path / run / "clip/model.safetensors") for run in ("first", "further", "mean"))
+    for name in (name for name, weight in mean.items() if weight.is_floating_point()):
+        torch.testing.assert_close(mean[name], (before[name] + after[name]) / 2)
+        assert name == "logit_scale" or not torch.equal(before[name], after[name])
+    with pytest.raises(UserError, match="name their CLIP folder with --init"):
+        train_clip(folder, tmp_path / "out", further, average=True)
+
+
 def test_a_clip_of_another_shape_or_with_two_tokenizers_is_not_trained_further(folder, tmp_path):
     train_clip(folder, tmp_path / "first", ClipRecipe(**{**TINY, "steps": 1}), heldout=folder)
     clip = tmp_path / "first/clip"
