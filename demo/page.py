@@ -153,7 +153,7 @@ def connect(page: Any, parts: SimpleNamespace, examples: Any, actions: Actions) 
     # Shown by the browser: the server's answer might come after the drawing's last words.
     stopping = f"() => [{json.dumps(views.stopping())}, {{__type__: 'update', interactive: false}}]"
     parts.stop.click(None, None, [parts.status, parts.stop], js=stopping, **quick)
-    parts.stop.click(actions.stop, None, None, **quick)
+    parts.stop.click(actions.stop, None, None, **quick, trigger_mode="multiple")  # an earlier answer may be on its way
     parts.gallery.select(actions.choose, None, shown, **quick)
     parts.keep.click(actions.keep_seed, None, shown, **quick)
     upload = [inputs["upload"], inputs["rows"]]

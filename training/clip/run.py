@@ -88,7 +88,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         if init is not None and tokenizer is not None:
             raise UserError(f"the CLIP in {init} has a tokenizer of its own; leave --tokenizer out")
         if average and init is None:
-            raise UserError("average: the mean with which weights? name their CLIP folder with --init")
+            raise UserError("--average needs --init, the CLIP folder whose weights to average with")
         if vqgan is not None:
             read_folder_config(vqgan, VQGAN_FORMAT)
         if init is not None:
@@ -176,26 +176,31 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         those of the ranking questions."""
         if not self.due(self.settings.heldout_every):
             return
-        captions, ranking, measured = self.heldout.captions, self.ranking, {}
-        texts = self.scorer.text_features(captions).cpu()
-        choices = None if ranking is None else self.scorer.text_features(ranking.captions).cpu()
+        captions, ranking, measured, scorer = self.heldout.captions, self.ranking, {}, self.stored()
+        texts = scorer.text_features(captions).cpu()
+        choices = None if ranking is None else scorer.text_features(ranking.captions).cpu()
         for view, pixels in self.views.items():
-            pictures = self.scorer.image_features(pixels.float() / 255).cpu()
+            pictures = scorer.image_features(pixels.float() / 255).cpu()
             measured[f"{view}right_caption_first"] = right_caption_first(pictures, texts, captions, of=CAPTION_CHOICES)
             if ranking is not None and choices is not None:
                 measured[f"{view}right_thing_first"] = ranking.accuracy(pictures, choices)
         self.progress.measured = measured
         self.metrics.write(self.progress.step, **measured)
 
-    @torch.no_grad()
     def write_result(self) -> None:
+        self.stored().save(self.out / "clip", self.save_dtype)
+
+    def stored(self) -> ClipScorer:
+        """The CLIP as OUT/clip has it."""
+        if not self.initial:
+            return self.scorer
         scorer = copy(self.scorer)
-        scorer.model = deepcopy(self.model)
+        scorer.model = deepcopy(self.model).eval()
         weights = scorer.model.state_dict()
         for name, initial in self.initial.items():
             if initial.is_floating_point():
                 weights[name].lerp_(initial, 0.5)
-        scorer.save(self.out / "clip", self.save_dtype)
+        return scorer
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ def test_the_mean_of_the_initial_and_the_trained_weights_is_stored_if_asked_for(
     for name in (name for name, weight in mean.items() if weight.is_floating_point()):
         torch.testing.assert_close(mean[name], (before[name] + after[name]) / 2)
         assert name == "logit_scale" or not torch.equal(before[name], after[name])
-    with pytest.raises(UserError, match="name their CLIP folder with --init"):
+    with pytest.raises(UserError, match="--average needs --init"):
         train_clip(folder, tmp_path / "out", further, average=True)
 
 

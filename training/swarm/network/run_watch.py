@@ -55,7 +55,7 @@ class RunWatch:
         try:
             found = self.dht.get(f"{self.settings.run_id}_progress", latest=True, return_future=True)
             records = records_by_owner(found.result(timeout=LOOKUP_TIMEOUT_S))
-        except (TimeoutError, OSError):  # no answer yet, or the node has been shut down
+        except OSError:  # a TimeoutError, or the node has been shut down
             return -1
         donors = host_peers(self.settings.swarm).donors
         reports = [entry.value for peer, entry in records.items() if peer in donors and isinstance(entry.value, dict)]

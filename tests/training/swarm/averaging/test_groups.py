@@ -67,6 +67,7 @@ def averagers(tmp_path):
                 rule=rule,
                 host=host,
                 start=False,
+                declare_state_period=600.0,
                 target_group_size=1 + len(rules),  # a full group begins at once
                 **TIMES,
             )
