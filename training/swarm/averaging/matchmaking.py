@@ -14,7 +14,7 @@ from hivemind.p2p import PeerID
 
 from training.swarm.network.owner_keys import owner_key, records_by_owner
 
-LOOKUP_INTERVAL_S = 0.5
+LOOKUP_INTERVAL_S = 0.2
 AWAY_AFTER = 2  # searches in a row that found none of the host's peers, after which other peers may lead
 MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 3600.0  # how long a peer that failed its group is avoided; doubled each time
 MAX_REMEMBERED = 1024
