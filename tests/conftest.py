@@ -12,6 +12,20 @@ import pytest
 
 os.fsync = lambda descriptor: None  # no test cuts the power, and disks are slow
 
+PEERS = ("tests/training/swarm/", "tests/notebooks/test_join.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Several pytest workers take whole files; files with peers, whose rounds are timed, follow each other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "peers" if nodeid.startswith(PEERS) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
+
 
 @pytest.fixture
 def hub_cache(monkeypatch, tmp_path):
