@@ -122,7 +122,7 @@ def test_a_peer_does_not_announce_its_state_again_with_each_tensor_of_a_round(av
     monkeypatch.setattr(hivemind.DHT, "store", counted)
     peers = averagers(PartReducer)
     average(peers, (0.0, 1.0))
-    assert announced.value == 2 * len(peers)  # hivemind's averager does so twice when it begins
+    assert 0 < announced.value <= 2 * len(peers)  # hivemind's averager does so once or twice when it begins
 
 
 def test_an_average_far_from_what_was_sent_is_not_taken_whoever_reduced_it(averagers):
